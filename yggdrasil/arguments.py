@@ -17,14 +17,14 @@ from yggdrasil.errors import ArgumentTypeError, ArgumentValueError, YggdrasilErr
 
 
 def check_integer(name: str, value: Any, least: int, most: int | None = None, *, rule: str | None = None) -> int:
-    """Return ``value`` as an int from ``least`` to ``most`` (None: unbounded).
+    """Return ``value`` as an int from ``least`` to ``most``, both included (``most`` None: unbounded).
 
     Args:
         name: the argument's name, for error messages.
         rule: replaces the range in the error message.
 
     Raises:
-        ArgumentTypeError, ArgumentValueError: it is no integer, or out of range.
+        ArgumentTypeError, ArgumentValueError: ``value`` is no integer, or out of range.
     """
     allowed = rule or (f"at least {least}" if most is None else f"between {least} and {most}")
     number = as_integer(value)
@@ -38,14 +38,14 @@ def check_integer(name: str, value: Any, least: int, most: int | None = None, *,
 def check_number(
     name: str, value: Any, least: float, most: float, *, rule: str | None = None, is_open: bool = False
 ) -> float:
-    """Return ``value`` as a finite float from ``least`` (excluded if ``is_open``) to ``most``.
+    """Return ``value`` as a finite float from ``least`` (excluded if ``is_open``) to ``most`` (included).
 
     Args:
         name: the argument's name, for error messages.
         rule: replaces the range in the error message.
 
     Raises:
-        ArgumentTypeError, ArgumentValueError: it is no number, or out of range.
+        ArgumentTypeError, ArgumentValueError: ``value`` is no number, or out of range.
     """
     allowed = rule or f"between {least:g} and {most:g}"
     if isinstance(value, bool) or not isinstance(value, Real):
@@ -90,9 +90,11 @@ def check_flag(name: str, value: Any) -> bool:
 def check_texts(name: str, value: Any) -> tuple[str, ...]:
     """Return a string or a sequence of strings as a tuple of non-empty strings; None gives an empty tuple.
 
-    ``name`` is the argument's name in error messages.
+    Args:
+        name: the argument's name, for error messages.
+
     Raises:
-        ArgumentTypeError, ArgumentValueError: an item is no string, or is empty.
+        ArgumentTypeError, ArgumentValueError: an item is no string, is empty, or has an unpaired surrogate.
     """
     if value is None:
         return ()
@@ -111,9 +113,11 @@ def check_texts(name: str, value: Any) -> tuple[str, ...]:
 def check_text(name: str, text: Any) -> str:
     """Return ``text`` if it is a string without unpaired surrogates, which tokenizers reject.
 
-    ``name`` is the argument's name in error messages.
+    Args:
+        name: the argument's name, for error messages.
+
     Raises:
-        ArgumentTypeError, ArgumentValueError: it is no string, or has an unpaired surrogate.
+        ArgumentTypeError, ArgumentValueError: ``text`` is no string, or has an unpaired surrogate.
     """
     if not isinstance(text, str):
         raise ArgumentTypeError(f"{name} is {text!r}; it must be a text")
@@ -128,9 +132,11 @@ def check_text(name: str, text: Any) -> str:
 def check_tokens(name: str, value: Any) -> list[int]:
     """Return token ids, given as any iterable of integers, as a list of int.
 
-    ``name`` is the argument's name in error messages.
+    Args:
+        name: the argument's name, for error messages.
+
     Raises:
-        ArgumentTypeError: it is no iterable, or an item is no integer.
+        ArgumentTypeError: ``value`` is a string, a mapping or no iterable, or an item is no integer.
     """
     if isinstance(value, str | bytes | Mapping):
         raise ArgumentTypeError(f"{name} is a {type(value).__name__}; it must be a list of whole numbers")
@@ -148,7 +154,7 @@ def check_tokens(name: str, value: Any) -> list[int]:
 
 
 def as_integer(value: Any) -> int | None:
-    """Return ``value`` as an int; None if it is not an integer, or a bool."""
+    """Return ``value`` as an int; None if it is a bool or not an integer."""
     if isinstance(value, bool):
         return None
     try:
@@ -162,11 +168,11 @@ def check_package(package: str, purpose: str, extra: str) -> None:
 
     Args:
         package: the name to import.
-        purpose: what needs it, for the message, such as "a constraint".
+        purpose: the feature that needs the package, for the message, such as "a constraint".
         extra: the group of our optional dependencies that installs it, such as "structured".
 
     Raises:
-        YggdrasilError: it is not; the message has the command that installs it here.
+        YggdrasilError: the package is not installed; the message has the command that installs it.
     """
     if find_spec(package) is None:
         root = Path(__file__).parent.parent

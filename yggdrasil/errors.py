@@ -15,13 +15,16 @@ class YggdrasilError(Exception):
 
 
 class Interrupted(YggdrasilError):
-    """The user interrupted a command (Ctrl-C). The message states what was saved. SIGTERM exits with code 143."""
+    """A user's interruption of a command; the message states what was saved.
+
+    Ctrl-C exits with ``exit_code``. After SIGTERM the CLI exits with 143 instead.
+    """
 
     exit_code: ClassVar[int] = 130
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM was received: the whole process ends, while Ctrl-C in a chat ends only the current answer."""
+    """Raised on SIGTERM, which ends the whole process, while Ctrl-C in a chat ends only the current answer."""
 
 
 class ArgumentValueError(YggdrasilError, ValueError):

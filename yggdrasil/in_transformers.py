@@ -26,8 +26,9 @@ def custom_generate(plan: str | Path | Decoder) -> Callable[..., Any]:
     ``yggdrasil_streamer``, and stop strings as a ``StopStringCriteria``.
 
     Raises:
-        YggdrasilError: if the plan cannot be opened. The returned function raises it if the model's vocabulary is not
-            the plan's, or for batches, padding, beams, embeddings as input, and requested scores or hidden states.
+        YggdrasilError: the plan cannot be opened. The returned function raises YggdrasilError if the size of the
+            model's vocabulary is not the plan's, and for batches, padding, beams, embeddings as input, and requested
+            scores or hidden states.
     """
     decoder = plan if isinstance(plan, Decoder) else Decoder.from_plan(plan)
 

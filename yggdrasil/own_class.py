@@ -23,7 +23,7 @@ def own_class(what: str, name: str) -> Any:
         name: ``module:Class``; ``is_own_class`` tells whether a name has this form.
 
     Raises:
-        YggdrasilError: it cannot be imported, or is no class.
+        YggdrasilError: the class cannot be imported, or the name is of no class.
     """
     module, _, attribute = name.partition(":")
     sys.path.insert(0, "")
@@ -48,7 +48,7 @@ def own_object(what: str, name: str, kind: Any) -> Any:
         kind: the class.
 
     Raises:
-        YggdrasilError: its constructor fails, for example because it takes arguments.
+        YggdrasilError: the constructor fails, for example because it needs arguments.
     """
     try:
         return kind()

@@ -70,9 +70,9 @@ class Decoder(engine.Decoder):
             source: a checkpoint folder, GGUF file or hub id, or the name or file of a plan.
             drafter: "text" (n-gram statistics of the prompt), "table" (of text that the target wrote), "ngram" (prompt
                 look-up), "none", "module:Class" for your own class, or a draft model or draft head; a list combines
-                several in one tree. For a model, a plan with these drafters is used (``find_plan``), or else made;
-                None: any calibrated plan, or else "text" and "table". For a plan, only "ngram" or "module:Class" is
-                allowed, and replaces the plan's drafters.
+                several in one tree. For a model, a plan with these drafters is used (``find_plan``), or else made; with
+                None, any calibrated plan is used, or else one with "text" and "table" is made. For a plan, only "ngram"
+                or "module:Class" is allowed, and replaces the plan's drafters.
             dtype: arithmetic of the models, "bfloat16" or "float32"; None: the plan's, or "bfloat16" on first use.
             backend: how steps run, see ``Backend``; None: chosen automatically.
             force_machine: accept a plan that was calibrated on another machine.
@@ -123,10 +123,10 @@ class Decoder(engine.Decoder):
 
 
 def _stand_in(plan: str | Path, drafters: tuple[str, ...] | None) -> "Drafter | None":
-    """Return the drafter that replaces those of ``plan``, None to use the plan's own.
+    """Return the drafter that replaces the drafters of ``plan``; None to use the plan's own.
 
     Raises:
-        YggdrasilError: if ``drafters`` can be used only after a calibration.
+        YggdrasilError: ``drafters`` can be used only after a calibration.
     """
     if drafters is None:
         return None
@@ -172,7 +172,7 @@ def _first_use(
     reporter: "Reporter",
     tokenizer: "Tokenizer | None",
 ) -> engine.Decoder:
-    """Open a decoder with a provisional plan: measure its step costs for a few seconds and save it in the cache.
+    """Open a decoder with a new provisional plan, whose step costs are measured for a few seconds, and save the plan.
 
     ``open_loaded`` is ``Decoder.from_loaded`` with the other options; ``tokenizer`` is the model's if already loaded.
     """

@@ -93,7 +93,7 @@ def default_prompts(tokenizer: "Tokenizer") -> tuple[Path, bool]:
 def encode_prompt(tokenizer: "Tokenizer", prompt: Prompt | str) -> list[int]:
     """Return the token ids of a prompt, with the special tokens that the tokenizer adds to a text.
 
-    A chat is rendered by the chat template up to where the answer begins, which adds its own.
+    A chat is rendered up to where the answer begins by the chat template, which writes its own special tokens.
 
     Raises:
         YggdrasilError: the text is not valid Unicode, or the prompt is a chat and the model has no chat template.
@@ -141,7 +141,7 @@ def apply_template(
     Args:
         turns: messages with ``role`` and ``content``, and further fields such as ``tool_calls``.
         tools: functions that the answer may call, as JSON schemas; templates without support ignore them.
-        continues: the last message is the beginning of the answer, which is continued: nothing is written after it.
+        continues: whether the last message is the beginning of the answer; nothing is then written after this message.
         variables: further variables of the template, such as ``enable_thinking``.
 
     Raises:
@@ -262,7 +262,9 @@ def _message(number: int, message: object) -> Message:
 
 
 def read_prompts(path: Path, limit: int | None = None, *, chat: bool = False) -> list[Prompt]:
-    """Return the first ``limit`` prompts of a file of JSON lines; None: all. With ``chat``, plain prompts become chats.
+    """Return the first ``limit`` prompts of a file of JSON lines (None: all).
+
+    With ``chat``, plain prompts become chats of one user message.
 
     Raises:
         YggdrasilError: the file is missing or empty, ``limit`` is below 1, or a line is not a JSON object with
@@ -279,8 +281,8 @@ def read_prompts(path: Path, limit: int | None = None, *, chat: bool = False) ->
 def scan_prompts(path: Path, limit: int | None = None, *, chat: bool = False) -> Iterator[Prompt | BadLine]:
     """Yield the prompts of the first ``limit`` lines of a file in order, and a ``BadLine`` for each invalid line.
 
-    ``limit`` None: all lines. Blank lines are skipped and not counted. With ``chat``, plain prompts become chats of one
-    user message.
+    If ``limit`` is None, all lines are read. Blank lines are skipped and not counted. With ``chat``, plain prompts
+    become chats of one user message.
 
     Raises:
         YggdrasilError: the file cannot be read or is empty, or ``limit`` is below 1.
@@ -347,7 +349,7 @@ def _reason(error: Exception) -> str:
 def spread_over(items: Sequence[Item], count: int) -> list[Item]:
     """Return at most ``count`` of the items in order, evenly spaced, the first included.
 
-    Prompt files are sorted by category, so every category is covered.
+    Prompt files are sorted by category, so the items are of as many categories as possible.
     """
     taken = min(count, len(items))
     return [items[number * len(items) // taken] for number in range(taken)]

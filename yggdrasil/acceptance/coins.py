@@ -104,7 +104,7 @@ def draw_key(seed: int, purpose: Purpose = "target", number: int = 0) -> int:
 
     Args:
         purpose: "target" for the target's choices, "draft" for sampled drafts.
-        number: how many decisions (drawn tokens and coin flips) of this purpose come before it at the position.
+        number: how many decisions (drawn tokens and coin flips) of this purpose precede the decision at the position.
     """
     return key_of(seed, len(_STREAMS) * number + _STREAMS[purpose])
 

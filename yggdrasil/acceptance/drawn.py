@@ -21,13 +21,13 @@ DrawKind = Literal["chain", "with replacement", "without replacement"]
 class NodeDraws:
     """Children drawn at one node."""
 
-    tokens: tuple[int, ...]  # in the order drawn; a token may repeat only where draws are with replacement
+    tokens: tuple[int, ...]  # in the order drawn; a token may repeat only if draws are with replacement
     weights: FloatArray  # [V] float64, the distribution of the first draw; sums to 1
 
 
 @dataclass(frozen=True)
 class DrawnTree:
-    """How the candidates of one tree were drawn. ``kind`` decides which acceptance rule is valid."""
+    """Record of how the candidates of one tree were drawn; ``kind`` decides which acceptance rule is valid."""
 
     kind: DrawKind
     draws: dict[int, NodeDraws] = field(default_factory=dict)  # by node of the token tree
@@ -39,8 +39,8 @@ def draw_children(weights: FloatArray, count: int, kind: DrawKind, coins: Coins)
     Args:
         weights: [V] float64 distribution, sums to 1.
         count: number of draws; "chain" ignores it.
-        kind: "chain" is one draw, "with replacement" independent draws (SpecInfer's multi-round sampling), "without
-            replacement" removes earlier draws and renormalises the rest (Sequoia), and so stops early if fewer than
+        kind: "chain" draws once. "with replacement" draws independently (SpecInfer's multi-round sampling). "without
+            replacement" removes each drawn token and renormalises the rest (Sequoia); it stops early if fewer than
             ``count`` tokens are possible.
     """
     tokens: list[int] = []
@@ -55,17 +55,17 @@ def draw_children(weights: FloatArray, count: int, kind: DrawKind, coins: Coins)
 
 
 def accept_drawn(target: FloatArray, draws: NodeDraws, kind: DrawKind, coins: Coins) -> tuple[int | None, FloatArray]:
-    """Test the drawn children of a node in order and accept the first that passes. Consumes one flip a test.
+    """Test the drawn children of a node in order, by one flip of ``coins`` each, and accept the first that passes.
 
-    Returns (the accepted token, None if all are rejected; the residual distribution [V] float64 after the rejections).
-    If no child is accepted, the caller draws the next token from the residual distribution. One draw is tested as by
-    Leviathan et al. 2023, several draws with replacement by SpecInfer's algorithm 2 (q is unchanged), and several
-    without replacement as by Sequoia (drawn tokens are removed from q).
+    Return (the accepted token, or None if all are rejected; the residual distribution, [V] float64, after the
+    rejections). If no child is accepted, the caller draws the next token from the residual distribution. One draw is
+    tested as in Leviathan et al. 2023, several draws with replacement as in SpecInfer's algorithm 2 (q is unchanged),
+    and several draws without replacement as in Sequoia (drawn tokens are removed from q).
 
     Args:
         target: [V] float64, the target's processed distribution at the node.
-        draws: the children in the order drawn, and the distribution they were drawn from.
-        kind: how they were drawn, as in ``draw_children``.
+        draws: the children in the order drawn, and the distribution of the first draw.
+        kind: how the children were drawn, as in ``draw_children``.
     """
     law, weights = target, draws.weights
     for token in draws.tokens:

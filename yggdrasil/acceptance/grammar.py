@@ -59,7 +59,7 @@ class Grammar:
     def mask(self, path: Sequence[int], vocab_size: int) -> Tensor:
         """Return which tokens may follow the generated tokens ``path``, [vocab_size] bool.
 
-        None may if ``path`` has ended or violates the constraint.
+        All entries are False if ``path`` ends with an end-of-text token or violates the constraint.
         """
         unpacked = np.unpackbits(self.bits(path, vocab_size), count=vocab_size, bitorder="little")
         return torch.from_numpy(unpacked.astype(np.bool_))
@@ -67,8 +67,8 @@ class Grammar:
     def bits(self, path: Sequence[int], vocab_size: int) -> npt.NDArray[np.uint8]:
         """Return which tokens may follow the generated tokens ``path``, one bit each: [ceil(vocab_size / 8)] uint8.
 
-        Token t is bit t % 8 (the lowest is 0) of byte t // 8, set if it is allowed. No bit is set if ``path`` has ended
-        or violates the constraint.
+        Bit t % 8 (0 is the lowest) of byte t // 8 is set if token t is allowed. No bit is set if ``path`` ends with an
+        end-of-text token or violates the constraint.
 
         Raises:
             YggdrasilError: llguidance fails on this path.
@@ -109,7 +109,7 @@ class Grammar:
     def forced(self, path: Sequence[int]) -> list[int]:
         """Return the tokens that follow the generated tokens ``path`` in every text that matches the constraint.
 
-        Empty if there is a choice, the text is complete, or ``path`` violates the constraint.
+        The list is empty if there is a choice, the text is complete, or ``path`` violates the constraint.
         """
         if not self._go_to(list(path)) or self._matcher.is_stopped():
             return []
@@ -119,12 +119,12 @@ class Grammar:
         """Raise YggdrasilError if the matcher is in error; it would otherwise only report that it has stopped."""
         if self._matcher.is_error():
             said = one_line(self._matcher.get_error())
-            if "NoExtensionBias" in said:  # llguidance's name for it
+            if "NoExtensionBias" in said:  # llguidance's name for this error
                 said = "no token may come next, so no text that begins like this matches it"
             raise YggdrasilError(f"the constraint could not be followed: {said}")
 
     def _go_to(self, wanted: list[int]) -> bool:
-        """Move the matcher to ``wanted``; return False at a token that is not allowed, after the tokens before it."""
+        """Move the matcher to the path ``wanted``; return False, and stop before it, at a token that is not allowed."""
         shared = _shared_length(self._path, wanted)
         if shared < len(self._path):
             self._matcher.rollback(len(self._path) - shared)
@@ -141,7 +141,10 @@ class Grammar:
 
 
 class GrammarCompiler:
-    """Compile constraints for one tokenizer, which is converted for llguidance once."""
+    """Compiler of constraints for one tokenizer, which the constructor converts to llguidance's format.
+
+    The constructor raises YggdrasilError if llguidance is not installed or ``eos`` (ids of end tokens) is empty.
+    """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos: Collection[int]) -> None:
         check_package("llguidance", "a constraint", "structured")
@@ -159,7 +162,8 @@ class GrammarCompiler:
         """Compile ``constraint`` on trial, with limits of processor time and memory; any thread may call it.
 
         Raises:
-            YggdrasilError: compiling takes too long or too much memory. Other faults are reported by ``compile``.
+            YggdrasilError: compiling takes more than 5 s of processor time or 1,024 MB. Other faults are reported by
+                ``compile``.
         """
         with self._lock:
             if constraint in self._checked:

@@ -16,7 +16,7 @@ def accept_greedy(
 
     Returns the last accepted row, [1] int64, and which rows are accepted, [W] bool. The root is always accepted.
     Siblings hold different tokens, so the accepted rows form one path. The argmax at the last accepted row is the bonus
-    token. Pure tensor code, traced into the compiled verification step.
+    token. The function is pure tensor code, which is traced into the compiled verification step.
 
     Args:
         tokens: [W] int64 token of each row; row 0 is the root.

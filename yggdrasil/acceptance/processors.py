@@ -17,7 +17,7 @@ Process: TypeAlias = Callable[..., Tensor]  # (prefix [1, L] int64, scores [1, V
 
 
 class Processors(NamedTuple):
-    """Processors that turn logits into scores; ``truncating`` (temperature, top-k, …) is empty for greedy decoding."""
+    """Processors that turn logits into scores; ``truncating`` (temperature to typical-p) is empty if greedy."""
 
     shaping: list[Process]
     truncating: list[Process]
@@ -67,9 +67,9 @@ class TopPLogitsProcessor:
 def build_processors(
     params: SamplingParams, prompt_length: int, eos: Collection[int], bad_words: Sequence[Sequence[int]]
 ) -> Processors:
-    """Return the logits processors of one request, in the order to apply them. Those of the grammar are not included.
+    """Return the logits processors of one request, in the order to apply them; the grammar is not among them.
 
-    They cannot be shared between requests: some store ``prompt_length``.
+    The processors cannot be shared between requests, because some store ``prompt_length``.
 
     Args:
         prompt_length: number of tokens of the prompt.
@@ -113,7 +113,8 @@ def _truncating(params: SamplingParams) -> list[Process]:
 def tokenize_bad_words(words: Sequence[str | Sequence[int]], tokenizer: Tokenizer, vocab_size: int) -> list[list[int]]:
     """Return the token sequences of ``words``, in their order and without repetitions.
 
-    A string gives two, itself and with a leading space, both without special tokens. Token sequences are kept.
+    A string gives two sequences: its own tokens and its tokens after a space, both without special tokens. Items that
+    are token sequences are returned as they are.
 
     Raises:
         YggdrasilError: a word has no tokens, or tokens outside the vocabulary.
@@ -134,7 +135,7 @@ def tokenize_bad_words(words: Sequence[str | Sequence[int]], tokenizer: Tokenize
 def completing_tokens(words: Sequence[Sequence[int]], text: Sequence[int]) -> list[int]:
     """Return the tokens that would complete one of ``words``, token sequences, if they followed the tokens ``text``.
 
-    They are in the order of ``words``; a word of one token always gives it.
+    The tokens are in the order of ``words``; a word of one token always gives this token.
     """
     return [word[-1] for word in words if list(word[:-1]) == list(text[len(text) - len(word) + 1 :])]
 

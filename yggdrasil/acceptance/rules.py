@@ -1,7 +1,7 @@
 """Acceptance rules: walk a verified tree from its root and commit tokens.
 
-Every rule raises an error for trees whose candidates were found in another way than it requires, because it would
-change the distribution of the output.
+Every rule raises an error for a tree whose candidates were drafted in another way than the rule requires, because the
+output would have another distribution.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from yggdrasil.errors import YggdrasilError
 class Walk(NamedTuple):
     """Result of a walk: the accepted rows, the root's first, and the committed token after each of them."""
 
-    rows: list[int]  # row numbers of the pass: 0, then a path of the tree
+    rows: list[int]  # row indices of the pass: 0 (the root), then a path of the tree
     tokens: list[int]  # as many as rows; the last one is the bonus token or an end token
 
 
@@ -36,11 +36,11 @@ class Counts:
 
 @dataclass
 class MatchRule:
-    """Sample from the target at each node and descend while a child holds the sampled token. Lossless on fixed trees.
+    """Rule that samples from the target at each node, and descends while a child holds the sampled token.
 
-    The tokens do not depend on the tree; the tree only decides whether the next row of logits is already computed.
-    Choices with a margin below ``tolerance`` (logits) are recomputed by a width-1 pass; its choice is used if
-    ``obeys``, else only counted.
+    It is lossless on fixed trees: the tokens do not depend on the tree, which only decides whether the next row of
+    logits is already computed. Choices with a margin below ``tolerance`` (logits) are recomputed by a width-1 pass. The
+    recomputed choice is used if ``obeys``, else it is only counted.
     """
 
     tolerance: float = 0.0
@@ -83,7 +83,10 @@ class MatchRule:
 
 @dataclass(frozen=True)
 class DrawnRule:
-    """Accept drawn candidates with probability min(1, p / q). Lossless on trees drawn as ``kind`` specifies."""
+    """Rule that accepts drawn candidates with probability min(1, p / q); lossless on trees drawn as ``kind`` says.
+
+    p is the target's probability of the candidate, q the drafter's.
+    """
 
     name: str
     kind: DrawKind
@@ -126,9 +129,10 @@ class DrawnRule:
 
 @dataclass(frozen=True)
 class TypicalRule:
-    """Accept the longest path whose tokens have p > min(epsilon, delta * exp(-entropy)). Lossy.
+    """Lossy rule that accepts the longest path whose tokens have p > min(epsilon, delta * exp(-entropy)).
 
-    Medusa's typical acceptance (Cai et al. 2024, section 2.3.1). At temperature 0 only the argmax token is accepted.
+    This is Medusa's typical acceptance (Cai et al. 2024, section 2.3.1). At temperature 0 only the argmax token is
+    accepted.
     """
 
     epsilon: float
@@ -164,10 +168,10 @@ class TypicalRule:
 
 @dataclass(frozen=True)
 class RelaxedRule:
-    """Accept children in the top ``topk`` and within ``delta`` of the highest log-probability. Lossy.
+    """Lossy rule that accepts children in the top ``topk`` and within ``delta`` of the highest log-probability.
 
-    TensorRT-LLM's relaxed acceptance. With ``thinking`` (begin and end token), it applies only between these two
-    tokens. The target's own choice takes precedence if a child holds it.
+    This is TensorRT-LLM's relaxed acceptance. With ``thinking`` (begin and end token), children are accepted in this
+    way only between these two tokens. The target's own choice takes precedence if a child holds it.
     """
 
     topk: int
@@ -227,15 +231,16 @@ Rule: TypeAlias = MatchRule | DrawnRule | TypicalRule | RelaxedRule | OwnRule
 def make_rule(
     settings: Speculation, tolerance: float, thinking: tuple[int, int] | None = None, *, starts_thinking: bool = False
 ) -> Rule:
-    """Return the acceptance rule of a request's ``settings``; a user's own rule as it is, "off" as "match".
+    """Return the acceptance rule of a request's ``settings``; "off" gives the rule ``match``.
 
-    With ``settings.audit`` the rule ``match`` counts the recomputed choices that differ, and does not use them.
+    A user's own rule is returned as it is. With ``settings.audit`` the rule ``match`` counts the recomputed choices
+    that differ, and does not use them.
 
     Args:
         tolerance: margin in logits below which the rule ``match`` recomputes a choice by a width-1 pass; 0 for never.
-        thinking: begin and end token of the thinking section, outside of which the rule ``relaxed`` is strict. With
-            None it is relaxed everywhere.
-        starts_thinking: the prompt ends inside the thinking section.
+        thinking: begin and end token of the thinking section, outside of which the rule ``relaxed`` accepts only the
+            target's choice. With None there is no such limit.
+        starts_thinking: whether the prompt ends inside the thinking section.
     """
     if not isinstance(settings.rule, str):
         return settings.rule

@@ -28,7 +28,7 @@ class TokenLogprobs:
 
     token: int
     logprob: float
-    top: list[tuple[int, float]]  # (token, log-probability) of the top-k tokens, highest first
+    top: list[tuple[int, float]]  # (token, log-probability) of the most probable tokens, highest first
 
 
 class Sampler:
@@ -46,7 +46,7 @@ class Sampler:
         grammar: Grammar | None = None,
         bad_words: Sequence[Sequence[int]] = (),
     ) -> None:
-        """``bad_words`` are token sequences that ``tree_bits`` forbids; ``processors`` forbid their own."""
+        """``bad_words`` limit only ``tree_bits``; ``capacity`` is the most tokens of the text and a tree's path."""
         self.params = params
         self.grammar = grammar
         self._bad_words = bad_words
@@ -54,7 +54,7 @@ class Sampler:
         self.logprobs: list[TokenLogprobs] = []
         self._processors = processors
         self._coins = coins
-        self._draws = not params.is_greedy and params.typical_p == 1.0  # by one native call, where it decides
+        self._draws = not params.is_greedy and params.typical_p == 1.0  # first try to draw by one native call
         self._eos = eos
         self._length = len(prompt)
         # [1, capacity]: the text, followed by a path of the tree while ``scores`` runs.
@@ -106,8 +106,8 @@ class Sampler:
     def scores(self, row: Tensor, tail: Sequence[int] = ()) -> Tensor:
         """Return the processed logits, [V] float32 on the CPU, of the token after the committed text and ``tail``.
 
-        Penalties, logits processors and the grammar are applied, then, unless decoding is greedy, temperature and
-        truncation (top-k, top-p, ...). Impossible tokens have -inf.
+        Penalties, logits processors and the grammar are applied, then, unless decoding is greedy, temperature, top-k,
+        top-p, min-p and typical-p. Impossible tokens have -inf.
 
         Args:
             row: [V] the target's logits after the last token of ``tail``; not changed.
@@ -149,8 +149,8 @@ class Sampler:
     def distribution(self, row: Tensor, tail: Sequence[int] = ()) -> FloatArray | None:
         """Return the probabilities, [V] float64, with which a token is drawn after the committed text and ``tail``.
 
-        They are the softmax of ``scores``, after temperature, penalties, grammar and truncation. Greedy decoding gives
-        the best token probability 1. None if no token is possible, because all scores are -inf.
+        They are the softmax of ``scores``; with greedy decoding the best token has probability 1. The result is None if
+        no token is possible, because all scores are -inf.
 
         Args:
             row: [V] the target's logits after the last token of ``tail``.
@@ -207,8 +207,8 @@ class Sampler:
     def push(self, token: int, row: Tensor) -> None:
         """Append ``token`` to the committed text, and record its log-probabilities if the request wants them.
 
-        They are those of ``row`` [V], the target's unprocessed logits from which it was chosen. A token that the
-        grammar forbids is not detected here.
+        The log-probabilities follow from ``row`` [V], the target's unprocessed logits after the text before ``token``.
+        A token that the grammar forbids is not detected here.
         """
         self.note(token, None if self.params.logprobs is None else logprobs_of(token, row, self.params.logprobs))
 

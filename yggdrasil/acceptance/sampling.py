@@ -23,7 +23,7 @@ class Constraint:
     ``text`` is a JSON schema (as JSON text, dict or bool), a regular expression, or a Lark or GBNF grammar.
 
     Raises:
-        YggdrasilError: if the kind is unknown or the text is empty or no text. ``GrammarCompiler`` checks its syntax.
+        YggdrasilError: the kind is unknown, or the text is empty or no text. ``GrammarCompiler`` checks the syntax.
     """
 
     kind: ConstraintKind
@@ -59,13 +59,14 @@ class SamplingParams:
         temperature: 0 is greedy; ``top_k`` to ``typical_p`` then have no effect.
         repetition_penalty: counts tokens of prompt and output, as transformers does.
         presence_penalty, frequency_penalty: count generated tokens only, as the OpenAI API does.
-        bad_words: texts or token sequences that must not occur.
+        bad_words: texts or token sequences that must not occur in the output.
         seed: 0 to 2**64 - 1; None takes a random one.
-        logits_processors: transformers' ``LogitsProcessor`` objects; functions of (prefix, scores) without state.
-        logprobs: how many top log-probabilities to report for each token; None reports none at all.
+        logits_processors: transformers' ``LogitsProcessor`` objects: functions of prefix [1, L] and scores [1, V],
+            without state.
+        logprobs: how many top log-probabilities to report beside each token's own, 0 to 100; None reports none.
 
     Raises:
-        YggdrasilError: if a value is out of range.
+        YggdrasilError: a value is out of range or has a wrong type.
     """
 
     temperature: float = 0.0
@@ -117,8 +118,8 @@ class SamplingParams:
     def needs_logits(self) -> bool:
         """Whether choosing a token needs more than the argmax of the target's raw logits.
 
-        False only for greedy decoding without logprobs and without anything that changes the logits: penalties, biases,
-        bad words, a minimum length, logits processors, a constraint.
+        It is False only for greedy decoding without ``logprobs`` and without anything that changes the logits:
+        penalties, biases, bad words, a minimum length, logits processors, a constraint.
         """
         return self.identity() != GREEDY.identity() or self.logprobs is not None
 

@@ -25,8 +25,8 @@ class OwnRule(Protocol):
 
         The rule calls ``sampler.push`` with every token of the result, in order, and with the logits from which the
         token was chosen. The root's token has been committed before. The walk stops after the first token that no child
-        of the last accepted row holds (the bonus token), or after an end token. It returns ``acceptance.rules.Walk``,
-        with as many tokens as rows; the first row is the root's (0).
+        of the last accepted row holds (the bonus token), or after an end token. The method returns an
+        ``acceptance.rules.Walk`` with as many tokens as rows, of which the first is the root's (0).
         """
 
 
@@ -36,9 +36,9 @@ class Speculation:
 
     Acceptance rules (all but ``typical`` and ``relaxed`` preserve the target's output distribution):
 
-    - ``match``: sample from the target, descend while a child holds the sampled token. For any fixed tree.
+    - ``match``: sample from the target, and descend while a child holds the sampled token; for any fixed tree.
     - ``leviathan``, ``specinfer``, ``sequoia``: accept candidates drawn from the draft model with probability
-      min(1, p/q); one per node, several with replacement, several without replacement.
+      min(1, p / q): one per node, several with replacement, several without replacement.
     - ``typical`` (Medusa): accept tokens whose probability exceeds a threshold that falls with the entropy. Lossy.
     - ``relaxed`` (TensorRT-LLM): accept tokens in the top ``relaxed_topk`` and within ``relaxed_delta`` of the highest
       log-probability; with ``thinking_only``, only between ``<think>`` and ``</think>``. Lossy.
@@ -50,12 +50,12 @@ class Speculation:
     uses model-free drafts from the text.
 
     ``exactness`` matters where rows of a wide pass differ from a width-1 pass in their last bits. ``fast`` ignores the
-    difference. ``strict`` decides by a width-1 pass if the top token leads by less than ``tolerance`` (None: the
-    plan's, from ``yggdrasil parity``). ``fixed-width`` runs every pass, plain ones too, ``fixed_width`` rows wide.
-    ``audit`` keeps the decisions of ``fast`` and counts those that ``strict`` would change.
+    difference. ``strict`` decides by a width-1 pass if the top token leads by less than ``tolerance`` logits (None: the
+    tolerance that ``yggdrasil parity`` measured). ``fixed-width`` runs every pass, plain ones too, ``fixed_width`` rows
+    wide. ``audit`` keeps the decisions of ``fast`` and counts those that ``strict`` would change.
 
     Raises:
-        YggdrasilError: if a value is out of range, or options exclude each other.
+        YggdrasilError: a value is out of range, or options exclude each other.
     """
 
     rule: RuleName | OwnRule = "match"
@@ -102,7 +102,7 @@ class Speculation:
     def is_lossless(self) -> bool:
         """Whether the output follows the target's distribution: False for ``typical`` and ``relaxed``.
 
-        A user's own rule has its own ``is_lossless``.
+        For a user's own rule, it is the rule's attribute ``is_lossless``.
         """
         return self.rule not in LOSSY_RULES if isinstance(self.rule, str) else self.rule.is_lossless
 
@@ -116,7 +116,7 @@ def thinking_marks(settings: Speculation, vocabulary: Mapping[str, int]) -> tupl
     """Return the ids of ``<think>`` and ``</think>`` for the rule ``relaxed`` with ``thinking_only``, else None.
 
     Raises:
-        YggdrasilError: ``vocabulary`` (token -> id) lacks one.
+        YggdrasilError: ``vocabulary`` (token -> id) lacks one of the two.
     """
     if settings.rule != "relaxed" or not settings.thinking_only:
         return None
@@ -127,7 +127,7 @@ def thinking_marks(settings: Speculation, vocabulary: Mapping[str, int]) -> tupl
 
 
 def starts_thinking(prompt: Sequence[int], thinking: tuple[int, int] | None) -> bool:
-    """Return whether ``prompt`` (token ids) ends in the section between the two tokens of ``thinking``."""
+    """Return whether ``prompt`` (token ids) ends between the two tokens of ``thinking``; False if that is None."""
     marks = [token for token in prompt if thinking is not None and token in thinking]
     return bool(marks) and thinking is not None and marks[-1] == thinking[0]
 
@@ -136,7 +136,7 @@ def own_rule(name: str) -> OwnRule:
     """Import a user's acceptance rule, named ``module:Class``, and return an instance.
 
     Raises:
-        YggdrasilError: it cannot be imported or created, or lacks name, is_lossless or walk.
+        YggdrasilError: the class cannot be imported or instantiated, or lacks name, is_lossless or walk.
     """
     made = own_object("acceptance rule", name, own_class("acceptance rule", name))
     if not is_own_rule(made):

@@ -15,10 +15,10 @@ from yggdrasil.acceptance.tensor_sampling import DeviceRule, SamplingInputs, is_
 class PassRows(NamedTuple):
     """The rows of a pass over a tree. Parents come before children."""
 
-    nodes: Tensor  # [W] int64, numbers in the drafted tree
+    nodes: Tensor  # [W] int64, node indices in the drafted tree
     tokens: Tensor  # [W] int64
-    parents: Tensor  # [W] int64, rows
-    ancestors: Tensor  # [W, W] bool, rows
+    parents: Tensor  # [W] int64, row of each row's parent
+    ancestors: Tensor  # [W, W] bool; [i, j] is true if row j is on the path to row i, also for j = i
     exist: Tensor  # [W] bool, false for padding
 
 
@@ -47,7 +47,8 @@ def _relaxed_choices(rows: PassRows, scores: Tensor, choices: Tensor, inputs: Sa
     """Return the tokens chosen after each row, [W] int64: ``choices``, changed where the relaxed rule allows it.
 
     A choice that no child of the row holds is replaced by the child with the highest score, if that is among the
-    ``relaxed_topk`` best and near enough to the best, and the row is in the thinking section, if there is one.
+    ``relaxed_topk`` best and within ``thresholds[0]`` of the best, and the row is in the thinking section, if there is
+    one.
     """
     numbers = torch.arange(choices.shape[0], device=choices.device)
     is_child = (rows.parents == numbers[:, None]) & rows.exist & (numbers > 0)  # [parent, child]

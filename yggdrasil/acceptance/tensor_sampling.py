@@ -24,7 +24,7 @@ _FEW_LOGPROBS = 5  # log-probabilities per row that most requests ask for at mos
 
 @dataclass(frozen=True)
 class SamplingKind:
-    """Which operations a request needs to choose and accept its tokens; one set of captures serves one kind."""
+    """The operations that a request needs to choose and accept its tokens; each kind has its own captured graphs."""
 
     shapes: bool = False  # whether it has biases, penalties or a minimum length
     truncates: bool = False  # whether it has top-k or top-p, which sort the vocabulary
@@ -46,8 +46,8 @@ class SamplingKind:
 def kind_on_device(params: SamplingParams, speculation: Speculation = DEFAULT) -> SamplingKind | None:
     """Return the operations with which a GPU's captured graphs choose and accept the tokens of a request.
 
-    None if the host must choose them, from logits that are copied to it: for a request with ``logits_processors``, or
-    an acceptance rule that samples the drafted tokens or is a user's own.
+    The result is None if the host must choose the tokens from copied logits: for a request with ``logits_processors``,
+    or with an acceptance rule that samples the drafted tokens or is a user's own.
     """
     rule = "match" if speculation.rule == "off" else speculation.rule
     if rule not in get_args(DeviceRule) or params.logits_processors:
@@ -73,7 +73,7 @@ class SamplingInputs(NamedTuple):
     top_k: Tensor  # [1] int64
     relaxed_topk: Tensor  # [1] int64
     first_end: Tensor  # [1] int64, the least text index at which a token may end the text
-    thinking: Tensor  # [3] int64: begin and end token of the thinking section, 1 if the text is in it; -1, -1, 1: none
+    thinking: Tensor  # [3] int64: begin and end token of the thinking section, 1 if in it; without one -1, -1, 1
     temperature: Tensor  # [1] float32; 1 for greedy requests
     is_drawn: Tensor  # [1] float32; 0 for greedy requests
     refused_mass: Tensor  # [1] float32, 1 - top_p
@@ -92,7 +92,8 @@ class SamplingInputs(NamedTuple):
 class SamplingTensors:
     """Sampling parameters and token counts of one request, in tensors that captured steps read.
 
-    The host writes them between requests only: committed tokens are counted on the device (``count``).
+    The host writes them only between requests, except the masks. Committed tokens are counted on the device
+    (``count``).
     """
 
     def __init__(self, vocab_size: int, device: torch.device, most_rows: int = 1) -> None:
@@ -102,8 +103,8 @@ class SamplingTensors:
         self._vocab_size = vocab_size
         integers = [torch.zeros(size, dtype=torch.int64, device=device) for size in (1, 1, 1, 1, 3)]
         numbers = [floats(size) for size in (1, 1, 1, 1, 1, 3, 2)]
-        # NOTE: read from memory, not made by the step. Products with them wrap around. Where they are a loop's counter,
-        # a C++ compiler rules that out, and TorchInductor's code for a CPU then wrote past its buffers.
+        # NOTE: the step reads these numbers from memory, because products with them wrap around. If they were a loop's
+        # counter, a C++ compiler would rule that out, and TorchInductor's CPU code would write past its buffers.
         vocabulary = torch.arange(vocab_size, device=device)
         masks = torch.zeros(most_rows, -(-vocab_size // 8), dtype=torch.uint8, device=device)
         texts = [floats(vocab_size) for _ in range(4)]
@@ -121,15 +122,15 @@ class SamplingTensors:
         eos: Collection[int] = (),
         thinking: tuple[int, int] | None = None,
     ) -> None:
-        """Write the parameters of the next request to the tensors and set its token counts to zero.
+        """Write the parameters of the next request to the tensors, and set the token counts to zero.
 
         Args:
-            seed: of the request's random numbers.
+            seed: seed of the request's random numbers.
             prompt: token ids, which the repetition penalty counts.
             speculation: gives the thresholds of the acceptance rule.
             eos: token ids that end the text.
-            thinking: begin and end token of the thinking section, outside of which the rule "relaxed" is strict; None:
-                it is relaxed everywhere.
+            thinking: begin and end token of the thinking section, outside of which the rule "relaxed" accepts only the
+                target's choice. With None there is no such limit.
         """
         inputs, is_drawn = self.inputs, not params.is_greedy
         values: tuple[tuple[Tensor, list[float]], ...] = (
@@ -173,9 +174,9 @@ class SamplingTensors:
         self.inputs.masks[: len(masks)].copy_(self._staged[: len(masks)], non_blocking=True)
 
     def count(self, tokens: Tensor, exist: Tensor) -> None:
-        """Add the generated ``tokens`` [W] int64, in the order of the text, for which ``exist`` [W] is True.
+        """Count those of the generated ``tokens`` [W] int64 for which ``exist`` [W] is True, in the order of the text.
 
-        They change the counts of the text, and whether it is in the thinking section.
+        This updates the token counts, and whether the text is in the thinking section.
         """
         self.inputs.counts.index_add_(0, tokens, exist.to(torch.float32))
         self.inputs.thinking[2:] = is_thinking(tokens, exist[None], self.inputs)
@@ -199,8 +200,8 @@ def process(
 ) -> Tensor:
     """Apply a request's sampling parameters to ``logits``: return scores [W, V] float32, -inf for excluded tokens.
 
-    These are bias, penalties, minimum length, token masks, temperature, top-k, top-p, min-p and typical-p, in this
-    order. The scores contain no noise: their softmax is the distribution from which ``draw`` samples.
+    The parameters are bias, penalties, minimum length, token masks, temperature, top-k, top-p, min-p and typical-p,
+    applied in this order. The scores contain no noise: their softmax is the distribution from which ``draw`` samples.
 
     Args:
         kind: the operations to apply.
@@ -252,7 +253,7 @@ def logprob_words(logits: Tensor, choices: Tensor, num_top: int) -> Tensor:
 
 
 def counts_on_path(tokens: Tensor, ancestors: Tensor, vocab_size: int) -> Tensor:
-    """Count how often each token occurs on the path from below the root (row 0) to each row, itself included.
+    """Count how often each token occurs on the path from below the root (row 0) to each row, that row included.
 
     Returns [W, V] float32.
 
@@ -281,7 +282,8 @@ def _shaped(scores: Tensor, path_counts: Tensor | None, positions: Tensor, input
 def _truncated(scores: Tensor, top_k: Tensor, refused_mass: Tensor) -> Tensor:
     """Apply top-k, then top-p: keep the fewest highest scores whose probability is at least 1 - ``refused_mass``.
 
-    Scores equal to the lowest one kept are kept too, so their order does not matter. Others become -inf.
+    Scores equal to the lowest kept score are kept too, so the order of equal scores does not matter. All other scores
+    become -inf.
     """
     size = scores.shape[-1]
     ascending = scores.sort(-1).values
@@ -295,7 +297,7 @@ def _truncated(scores: Tensor, top_k: Tensor, refused_mass: Tensor) -> Tensor:
 def _typical(scores: Tensor, typical_p: Tensor) -> Tensor:
     """Keep the tokens whose log-probability is closest to the negative entropy, with a total probability ``typical_p``.
 
-    Others become -inf. It is transformers' ``TypicalLogitsWarper``.
+    All other scores become -inf. The function does what transformers' ``TypicalLogitsWarper`` does.
     """
     logprobs = scores.log_softmax(-1)
     entropy = -(logprobs * logprobs.exp()).nansum(-1, keepdim=True)  # NaN where the probability is 0

@@ -16,12 +16,12 @@ class VerifiedTree:
     """Rows of one target pass; row 0 is the root. Padding rows are left out of ``children``."""
 
     tokens: list[int]  # [W]
-    parents: list[int]  # [W], rows
-    nodes: list[int]  # [W], numbers in the drafted tree
+    parents: list[int]  # [W], row of each row's parent
+    nodes: list[int]  # [W], node indices in the drafted tree
     logits: Tensor  # [W, V]
     children: list[dict[int, int]] = field(default_factory=list)  # for each row: token -> row
     drawn: DrawnTree | None = None  # how the candidates were drawn; None for a tree fixed before any draw
-    replay: Callable[[Sequence[int]], Tensor] | None = None  # rows of a path -> logits [V] of the last, at width 1
+    replay: Callable[[Sequence[int]], Tensor] | None = None  # rows of a path -> logits [V] after it, at width 1
 
     @classmethod
     def of(cls, layout: Sequence[Sequence[int]], logits: Tensor, drawn: DrawnTree | None = None) -> "VerifiedTree":
@@ -30,7 +30,7 @@ class VerifiedTree:
         Args:
             layout: four columns with W entries: node number, token, parent's row, and whether the row exists (is no
                 padding).
-            logits: [W, V] of the target after each row.
+            logits: [W, V], the target's logits after each row.
             drawn: how the candidates were drawn; None for a tree fixed before any draw.
         """
         nodes, tokens, parents, exists = (list(column) for column in layout)

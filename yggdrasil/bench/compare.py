@@ -17,7 +17,7 @@ from yggdrasil.predictor.repetition import count_repeated
 from yggdrasil.prompts import NOWHERE, Prompt, check_ids, encode_prompt
 
 _OURS = ""  # key of the first plan; no plan has this name
-_STRETCH = 8  # consecutive iterations of a plan, so that most follow one of the same plan
+_STRETCH = 8  # consecutive iterations of a plan, so that most follow an iteration of the same plan
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Comparison:
     num_repeated: int  # plain tokens that repeat an earlier part of the text
     divergence: Divergence | None = None  # the first difference of tokens, judged by a plain step
     category: str | None = None  # the prompt's
-    beside: Mapping[str, "Comparison"] = field(default_factory=dict)  # comparisons of other plans, by name
+    beside: Mapping[str, "Comparison"] = field(default_factory=dict)  # comparisons of further plans, by name
 
     @property
     def matched(self) -> bool:
@@ -41,7 +41,7 @@ class Comparison:
     def repeated_share(self) -> float:
         """Share of plainly decoded tokens, 0 to 1, that an n-gram look-up predicts.
 
-        It predicts the token that followed the last earlier occurrence of the text's last three tokens.
+        The look-up predicts the token that followed the last earlier occurrence of the text's last three tokens.
         """
         return self.num_repeated / len(self.plain.tokens)
 
@@ -57,7 +57,7 @@ class Comparison:
 
 
 def encode_prompts(decoder: Decoder, prompts: Sequence[Prompt], max_prompt_tokens: int | None) -> dict[str, list[int]]:
-    """Tokenise prompts: return a dictionary from prompt id to its last ``max_prompt_tokens`` token ids (None: all).
+    """Tokenise prompts: return a dictionary from prompt id to the last ``max_prompt_tokens`` token ids (None: all).
 
     Raises:
         YggdrasilError: a prompt leaves no room to decode in the context, or two share an id.
@@ -100,14 +100,14 @@ def compare(
     """Decode every prompt plainly and with one or more plans, and return one comparison per prompt, in their order.
 
     Plans alternate every few iterations; their order changes from prompt to prompt, and plain decoding runs before or
-    after them. All texts end at the shortest context.
+    after them. No text grows beyond the shortest of the plans' contexts.
 
     Args:
-        decoder: the plan to compare with plain decoding.
-        on_result: gets each comparison as soon as it is done.
-        max_prompt_tokens: keep the last tokens of each prompt; None: all.
-        ignore_eos: texts continue after end tokens.
-        warm_up: first decode the first prompt each way without counting it, which loads the steps.
+        decoder: decoder of the plan to compare with plain decoding.
+        on_result: called with each comparison as soon as it is done.
+        max_prompt_tokens: number of last tokens of each prompt to use; None: all.
+        ignore_eos: whether texts continue after end tokens.
+        warm_up: whether to decode the first prompt once in each way beforehand, not counted, which loads the steps.
         beside: decoders of further plans, by name. Their comparisons are in ``beside`` of each result.
 
     Raises:
@@ -169,7 +169,7 @@ def _side_by_side(requests: Mapping[str, Request]) -> dict[str, Generation]:
 
 
 def _behind_prompt(request: Request) -> Iterator[str]:
-    """Run the request to its first token without interruption (for its time), and return its remaining pieces."""
+    """Run the request to its first token without interruption, so that this is timed alone; return the other pieces."""
     pieces = request.without_streaming(_STRETCH)
     while not request.tokens:
         next(pieces)
@@ -184,7 +184,7 @@ def _in_turn(names: Sequence[str], number: int) -> Sequence[str]:
 
 
 def _context(of: Decoder) -> int:
-    """Return the maximum length of its texts in tokens."""
+    """Return the context length of a decoder in tokens."""
     return of.assembly.engine.max_length
 
 
@@ -209,5 +209,5 @@ def _request_ms(generation: Generation) -> float:
 
 
 def decode_ms(generation: Generation) -> float:
-    """Return the milliseconds that a generation took after its first token; 0 if it has no other."""
+    """Return the milliseconds that a generation took after its first token; 0 if it has at most one token."""
     return generation.metrics.tpot_ms * max(len(generation.tokens) - 1, 0)

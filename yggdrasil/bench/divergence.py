@@ -7,7 +7,7 @@ from typing import Literal
 from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.engine.decoder import Decoder
 
-# Without a measured tolerance: a tie is a difference up to so many units in the last place of the largest logit.
+# Without a measured tolerance, a tie is a difference of at most 8 units in the last place of the largest value.
 _LAST_PLACES, _EPSILON = 8, {"bfloat16": 2.0**-8, "float32": 2.0**-24}
 
 
@@ -16,18 +16,19 @@ class Divergence:
     """The first token where a run differs from plain decoding, and a plain step after that prefix."""
 
     position: int
-    plain_token: int | None  # None where the plain run had ended
-    tree_token: int | None
-    replayed_token: int
+    plain_token: int | None  # None if the plain run had ended
+    tree_token: int | None  # None if the other run had ended
+    replayed_token: int  # chosen by the plain step
     margin: float  # difference of the two log-probabilities in the plain step; inf if a run had ended
-    tolerance: float
+    tolerance: float  # the largest margin of a tie
     verdict: Literal["tie", "fault"]
 
 
 def first_divergence(plain: Sequence[int], tree: Sequence[int]) -> int | None:
     """Return the index of the first token at which two runs of one prompt differ.
 
-    If one run is a prefix of the other, it is the length of the shorter; None if they are equal.
+    If one run is a prefix of the other, this is the length of the shorter run. The result is None if the runs are
+    equal.
     """
     if list(plain) == list(tree):
         return None
@@ -40,16 +41,16 @@ def judge_divergence(
 ) -> Divergence | None:
     """Find the first token at which two runs of one prompt differ, and judge it by a plain step.
 
-    A difference is a tie if the two tokens' log-probabilities differ by at most the tolerance, else a fault. It is
-    also a fault if one run ends before the other, or a token is not among the 100 most probable. None if the runs are
-    equal.
+    A difference is a tie if the two tokens' log-probabilities differ by at most the tolerance. It is a fault if they
+    differ by more, if one run ends before the other, or if a token is not among the 100 most probable. The result is
+    None if the runs are equal.
 
     Args:
         decoder: runs the plain step, after ``prompt`` and the tokens in which the runs agree.
         prompt: token ids.
         plain, tree: generated tokens of plain decoding and of the run with a plan.
-        is_ours: both runs are of this decoder, so its measured tolerance applies. Otherwise other kernels computed
-            them, and the tolerance follows from the dtype alone.
+        is_ours: whether both runs are of this decoder, so that its measured tolerance applies. If False, other kernels
+            computed a run, and the tolerance follows from the dtype and the log-probabilities.
     """
     position = first_divergence(plain, tree)
     if position is None:

@@ -64,5 +64,5 @@ def memory_use(assembly: Assembly, imports_mb: float) -> MemoryUse:
 
 
 def _unique_mb(tensors: list[Tensor]) -> float:
-    """Return the total size in MB; tensors that share memory count once."""
+    """Return the total size of ``tensors`` in MB; tensors that begin at the same address count once."""
     return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values()) / 1e6

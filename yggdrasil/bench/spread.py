@@ -24,7 +24,7 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
 def describe(found: Mapping[str, Any], digits: int = 2) -> str:
     """Format median and quartiles as text: "1.29 (1.10 to 1.48)".
 
-    Two or three samples are listed, as in "1.29 (1.10, 1.48)"; of at most one, the text is the median alone.
+    Two or three samples are listed, as in "1.29 (1.10, 1.48)". For at most one sample the text is the median alone.
 
     Args:
         found: a result of ``spread``.

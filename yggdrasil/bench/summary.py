@@ -12,15 +12,16 @@ from yggdrasil.engine.request import Generation
 def summarise(results: Sequence[Comparison]) -> dict[str, Any]:
     """Return the figures of a comparison of a plan with plain decoding over all prompts, by name.
 
-    Counts: ``prompts``, ``matched`` (equal tokens), ``verify_decode_mismatches`` (different ones), ``faults`` (judged
-    to be more than ties), ``proposed`` and ``accepted`` drafted tokens. Shares: ``acceptance_rate``; ``repeats``, of
-    generated tokens that repeat an earlier part of their text; ``overhead_share``, ``plain_overhead_share`` (medians).
-    ``aal`` is tokens per iteration. ``tpot_ms``, ``baseline_tpot_ms`` (plain decoding) and ``predicted_tpot_ms`` are
-    medians in milliseconds.
+    Counts: ``prompts``, ``matched`` (prompts with equal tokens), ``verify_decode_mismatches`` (prompts with different
+    tokens), ``faults`` (mismatches that are no ties), ``proposed`` and ``accepted`` drafted tokens. Shares:
+    ``acceptance_rate``; ``repeats``, of generated tokens that repeat an earlier part of their text; ``overhead_share``,
+    ``plain_overhead_share`` (medians). ``aal`` is tokens per iteration. ``tpot_ms``, ``baseline_tpot_ms`` (plain
+    decoding) and ``predicted_tpot_ms`` are medians in milliseconds.
 
     ``speedup`` and ``end_to_end_speedup`` (prefill included) are medians and quartiles of the prompts' ratios, as
     ``spread`` returns them; ``total_speedup`` is the ratio of the times per token over all prompts together, and
-    ``predicted_speedup`` the same with the times that the plan predicted. Predictions are None without any.
+    ``predicted_speedup`` the same with the times that the plan predicted. ``predicted_tpot_ms`` and
+    ``predicted_speedup`` are None if there are no predictions.
     """
     decoded = [result for result in results if result.tree.metrics.iterations]
     tree = [result.tree.metrics for result in decoded]
@@ -55,10 +56,10 @@ def summarise(results: Sequence[Comparison]) -> dict[str, Any]:
 
 
 def summarise_beside(results: Sequence[Comparison]) -> dict[str, dict[str, Any]]:
-    """Return the figures of each further plan that was compared, by the plan's name: those of ``summarise`` and two.
+    """Return the figures of each further compared plan, by the plan's name: those of ``summarise`` and two more.
 
-    ``time_over_first`` has median and quartiles over the prompts of its time per token divided by the first plan's, and
-    ``total_time_over_first`` is that ratio of all prompts together. Above 1 the first plan is faster.
+    ``time_over_first`` has median and quartiles, over the prompts, of the plan's time per token divided by the first
+    plan's. ``total_time_over_first`` is this ratio for all prompts together. Above 1 the first plan is faster.
 
     Args:
         results: at least one.
@@ -82,7 +83,7 @@ def summarise_beside(results: Sequence[Comparison]) -> dict[str, dict[str, Any]]
 def summarise_categories(results: Sequence[Comparison]) -> dict[str, dict[str, Any]]:
     """Return the figures of ``summarise`` of each category's prompts, by category; empty if there is only one.
 
-    Prompts without a category are those of "none".
+    Prompts without a category form the category "none".
     """
     names = dict.fromkeys(result.category or "none" for result in results)
     if len(names) < 2:

@@ -23,17 +23,17 @@ from yggdrasil.scheduling.plan import DeviceName, ModelRef, Plan, Shapes, portab
 class PairSource:
     """Everything needed to load a target and its drafter, in this process or another."""
 
-    target: str
-    drafter: str | None  # a draft model or draft head
+    target: str  # folder, GGUF file or hub id
+    drafter: str | None  # the same of a draft model, or a draft head
     dtype: DtypeName
     target_threads: int  # 0: to be measured
-    drafter_threads: int
+    drafter_threads: int  # 0: to be measured
     shapes: Shapes
     weights: Weights = "full"  # of the target
     drafter_weights: Weights = "full"
     device: DeviceName = "cpu"
     model_free: tuple[ModelFreeOptions, ...] = ()  # model-free drafters
-    schedules: tuple[tuple[str, ...], ...] = ()  # further stage orders whose steps are needed
+    schedules: tuple[tuple[str, ...], ...] = ()  # further schedules, as stage labels, whose steps are built
     vocabulary: Vocabulary | None = None  # draft vocabulary of a head; None: all its tokens, or not chosen yet
     backend: Backend | None = None  # None: the device's default
 
@@ -69,11 +69,11 @@ class PairSource:
         return _model_ref(self.target, self.target_threads, self.weights)
 
     def drafter_refs(self) -> list[ModelRef]:
-        """Return the draft model or head as a plan records it; empty without one."""
+        """Return the plan's record of the draft model or head, in a list; an empty list if there is neither."""
         return [] if self.drafter is None else [_model_ref(self.drafter, self.drafter_threads, self.drafter_weights)]
 
     def without_drafter(self) -> "PairSource":
-        """Return a copy without the draft model or head; its n-gram statistics, if it has them, use a static table."""
+        """Return a copy without the draft model or head, in which n-gram statistics, if used, read an n-gram table."""
         return replace(
             self, drafter=None, drafter_threads=0, drafter_weights="full", shapes=replace(self.shapes, draft_widths=()),
             vocabulary=None,
@@ -96,19 +96,19 @@ class TextBudget(NamedTuple):
     """Limit of the text that the target generates: ``seconds`` or ``tokens`` in total, whichever comes first."""
 
     seconds: float  # infinite if only tokens count
-    tokens: int | None = None
+    tokens: int | None = None  # None: only seconds count
 
     def share(self, tokens: int, seconds: float) -> float:
-        """Return the share of the budget, 0 to 1, that is used up: the larger share of tokens and of seconds."""
+        """Return the share of the budget that ``tokens`` or ``seconds`` use up, whichever is larger, from 0 to 1."""
         of_time = seconds / self.seconds if self.seconds else 1.0
         return min(max(of_time, tokens / self.tokens if self.tokens else 0.0), 1.0)
 
     def seconds_left(self, seconds: float) -> float:
-        """Return the seconds of the budget that are left when ``seconds`` are spent; negative if it is exceeded."""
+        """Return the remaining seconds of the budget after ``seconds``; negative if the budget is exceeded."""
         return self.seconds - seconds
 
     def is_late(self, seconds: float) -> bool:
-        """Return whether the budget's time is used up when ``seconds`` are spent."""
+        """Return whether the budget's time is used up after ``seconds``."""
         return self.seconds_left(seconds) <= 0.0
 
 
@@ -122,19 +122,19 @@ class Effort:
     """How much a calibration measures."""
 
     documents: int = 40  # prompts on which acceptance is recorded
-    tokens: int = 96  # generated on each
-    prompt_tokens: int = 256  # kept of each prompt, the last ones
-    contexts: tuple[int, ...] = (128, 512, 1024)  # lengths at which costs are measured
-    long_contexts: tuple[float, ...] = (0.5, 1.0)  # and these shares of a long ``max_length``
-    samples: int = 24  # iterations per shape and context
-    own_text: float = 600.0  # seconds of generating text for a table, earlier runs of the calibration included
+    tokens: int = 96  # generated after each of these prompts
+    prompt_tokens: int = 256  # a longer prompt is cut to so many last tokens
+    contexts: tuple[int, ...] = (128, 512, 1024)  # lengths in tokens at which costs are measured
+    long_contexts: tuple[float, ...] = (0.5, 1.0)  # further lengths, as shares of a long ``max_length``
+    samples: int = 24  # timed iterations per tree shape and context
+    own_text: float = 600.0  # seconds of generating text for a table, earlier runs of this calibration included
 
     def contexts_within(self, max_length: int) -> list[int]:
         """Return the context lengths, in tokens, at which a calibration measures step costs.
 
-        They are the ``contexts`` that leave room for the timed iterations. A long ``max_length`` (prompt included; at
-        most 8,192 count) adds shares of it, ``long_contexts``, where attention dominates a pass and each further row
-        costs nearly as much as the first.
+        They are the ``contexts`` that leave room for the timed iterations. If ``max_length`` (prompt included) is at
+        least 3,328, the shares ``long_contexts`` of min(``max_length``, 8,192) - 256 are added: there attention
+        dominates a pass, and each further row costs nearly as much as the first.
         """
         limit = min(max_length, _LONGEST) - _ROOM
         fitting = [context for context in self.contexts if context <= limit] or [max(limit, 1)]
@@ -145,7 +145,7 @@ class Effort:
 QUICK = Effort(documents=20, tokens=64, contexts=(128,), long_contexts=(0.5,), samples=8, own_text=60.0)
 QUICK_WIDTHS = (1, 2, 4), (1, 2, 3, 4, 6, 8, 16, 32)  # draft and verify widths
 FIRST_DRAFT_WIDTHS = (1, 2, 4)
-# Of a first use. On a CPU a pass over 3 rows takes less than one over 4; on a GPU 32 rows take little more than one.
+# Of a first use. On a CPU a pass over 3 rows takes less time than over 4; on a GPU 32 rows take little more than 1 row.
 FIRST_VERIFY_WIDTHS: dict[DeviceName, tuple[int, ...]] = {"cpu": (1, 2, 3, 4, 6, 8, 16), "cuda": (1, 2, 4, 8, 16, 32)}
 
 
@@ -154,14 +154,14 @@ class CalibrationSettings:
     """Settings of one calibration."""
 
     pair: PairSource
-    prompts: Path
-    name: str  # of the plan
-    root: Path  # folder of the folders plans, profiles and predictors
+    prompts: Path  # JSON lines with a prompt field
+    name: str  # name of the plan
+    root: Path  # folder that has the folders plans, profiles and predictors
     effort: Effort
-    chat: bool = False  # plain prompts are a user's message in the target's chat template
-    table_tokens: int | None = None  # tokens to generate for a table; None: by the effort's time
-    own_table: bool = False  # count only text of the target in its table, no shipped text
-    keeps_drafter: bool = False  # also if it does not pay off
+    chat: bool = False  # whether plain prompts become a user's message in the target's chat template
+    table_tokens: int | None = None  # tokens of the text for an n-gram table; None: limited by ``effort.own_text``
+    own_table: bool = False  # whether the n-gram table counts only the target's text, no shipped text
+    keeps_drafter: bool = False  # whether a drafter that does not pay off is kept
 
     @property
     def tokens(self) -> int:
@@ -184,9 +184,9 @@ class CalibrationSettings:
         return TextBudget(self.effort.own_text if self.table_tokens is None else inf, self.table_tokens)
 
     def identity(self) -> dict[str, Any]:
-        """Return everything that must be unchanged to resume an interrupted calibration, by name.
+        """Return the settings that must be unchanged to resume an interrupted calibration, by name.
 
-        ``json.dumps(..., default=str)`` writes it.
+        ``json.dumps`` with ``default=str`` can write them.
         """
         stat = self.prompts.stat()
         return {

@@ -27,16 +27,16 @@ from yggdrasil.profiling.tally import Totals
 from yggdrasil.profiling.traces import TraceSet
 from yggdrasil.scheduling.plan import DepthSource, Expectation
 
-CONTEXT = 0  # key of the costs in simulation, which uses those of one context length
+CONTEXT = 0  # key of the costs in a simulation, which uses the costs of one context length
 MEAN: DepthSource = "mean"
-MAX_TIME_WITH_PREDICTOR = 0.98  # of the time per token without one: the predictor's own time is not simulated
-MAX_TIME_WITH_DRAFTER = 0.97  # of the time per token without it: it gains less on more repetitive text
+MAX_TIME_WITH_PREDICTOR = 0.98  # share of the time per token without it: a simulation omits the predictor's time
+MAX_TIME_WITH_DRAFTER = 0.97  # share of the time per token without it: it gains less on more repetitive text
 
 
 class Gain(NamedTuple):
     """Expected speed with the drafter and without it, over all documents.
 
-    ``error`` is the standard error of the ratio of the two times.
+    ``error`` is the standard error of the ratio of the decoding time with the drafter to the time without it.
     """
 
     drafting: Expectation
@@ -50,15 +50,15 @@ class Gain(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What a calibration has fitted, the depth source that it chose, and the simulated speed of all candidates.
+    """The fitted tables of a calibration, the chosen depth source, and the simulated speeds of all candidates.
 
     Speeds are AAL, milliseconds per token and speed-up over plain decoding, on held-out documents.
     """
 
     learned: Learned | None  # acceptance calibration, depth predictor and survival tables; None without a drafter
     depth_from: DepthSource
-    predicted: Expectation  # speed of the chosen source
-    rejected: list[Expectation]  # speeds of the other sources, of model-free drafters alone and of plain decoding
+    predicted: Expectation  # speed with the chosen source
+    rejected: list[Expectation]  # speeds with the other sources, model-free drafters alone, and plain decoding
     gain: Gain | None = None  # None without model-free drafters
 
     @classmethod
@@ -66,7 +66,7 @@ class Choice(NamedTuple):
         """Return the choice for a plan without a draft model or head.
 
         Args:
-            expected: simulated speeds: that of the chosen policy, then those of the rejected policies.
+            expected: simulated speeds of the chosen policy and then of the rejected policies; at least one.
         """
         return cls(None, MEAN, expected[0], list(expected[1:]))
 
@@ -163,13 +163,13 @@ def choose(
 
 
 def _fastest(results: Mapping[DepthSource, Totals]) -> DepthSource:
-    """Return the fastest source if it is 2 % faster than the mean, else the mean."""
+    """Return the fastest source if it takes at least 2 % less time per token than "mean", else "mean"."""
     best = min(results, key=lambda source: results[source].ms_per_token)
     return best if results[best].ms_per_token <= MAX_TIME_WITH_PREDICTOR * results[MEAN].ms_per_token else MEAN
 
 
 def _without_drafter(played: _PolicyReplays) -> tuple[Expectation, Totals]:
-    """Return the expected speed of the model-free drafters alone, and the totals of its simulation."""
+    """Return the expected speed of the model-free drafters alone, and the totals of their simulation."""
     assert played.model_free is not None
     totals = played.by(policy_without_drafter(played.costs))
     return expectation_of(f"{played.model_free.name} alone", totals, played.costs), totals
@@ -200,7 +200,7 @@ def _readings(traces: TraceSet) -> dict[DepthSource, FeatureSizes]:
 
 
 def _train(traces: TraceSet, reference: int, sizes: FeatureSizes) -> tuple[DepthPredictor, DocumentSplit]:
-    """Train a predictor of the accepted length of the whole tree of draft width ``reference``."""
+    """Train a predictor of the accepted length of whole trees of width ``reference``; return it with the split."""
     return train_depth_predictor(
         traces.features(sizes),
         traces.accepted_length(reference),

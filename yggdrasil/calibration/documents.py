@@ -28,10 +28,10 @@ LEAST_LENGTH = 56  # tokens of context in addition to the deepest tree: for a pr
 def usable_texts(prompts: Sequence[Prompt], tokenizer: Tokenizer, settings: CalibrationSettings) -> list[list[int]]:
     """Return the token ids of the prompts to calibrate on, in their order, at most ``settings.effort.documents``.
 
-    Of each, the last ``settings.prompt_tokens`` are kept; empty prompts are left out.
+    A prompt is cut to its last ``settings.prompt_tokens`` tokens, and empty prompts are left out.
 
     Raises:
-        YggdrasilError: there are fewer than four prompts, or ``max_length`` is too small.
+        YggdrasilError: there are fewer than four usable prompts, or ``max_length`` is too small.
     """
     if (length := settings.pair.shapes.max_length) < (least := LEAST_LENGTH + settings.pair.shapes.max_depth):
         raise YggdrasilError(f"--max-length {length} leaves no room to calibrate in; give at least {least}")
@@ -45,11 +45,10 @@ def usable_texts(prompts: Sequence[Prompt], tokenizer: Tokenizer, settings: Cali
 def record_all(job: Job) -> tuple[TraceSet, AcceptanceCalibration]:
     """Let the target answer the prompts of ``job``, and record the drafter's trees at every position of the answers.
 
-    ``job`` must have a draft model or head; its steps use the fitted calibration from then on.
-    The first pass records the first four documents (a prompt with its answer), or half of fewer than eight, and fits
-    the acceptance calibration to them: the map from the drafter's probability of a token to the share of accepted ones.
-    The second pass records all documents with trees grown by this map. Files in ``job.work`` of an interrupted run are
-    read instead.
+    ``job`` must have a draft model or head. The first pass records the first four documents (a prompt with its answer),
+    or half of fewer than eight, and fits the acceptance calibration to them: the map from the drafter's probability of
+    a token to the share of accepted tokens. This map is written to the drafter's steps. The second pass records all
+    documents, with trees grown by the map. Documents that an interrupted run recorded are loaded from ``job.work``.
 
     Returns:
         (traces of the second pass, the acceptance calibration)

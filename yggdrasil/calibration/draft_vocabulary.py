@@ -32,10 +32,10 @@ class Frequent:
 
 
 def restrict_vocabulary(job: Job) -> Job:
-    """Return the calibration with a draft head restricted to the target's most frequent tokens, if that is possible.
+    """Return ``job`` with its draft head restricted to the target's most frequent tokens, if that is possible.
 
-    The job is unchanged without a head, with a head that has a vocabulary of its own, with a target of at most
-    ``DRAFT_VOCABULARY`` tokens, and if the target's generated text is too short to tell which tokens are frequent. The
+    ``job`` itself is returned without a head, with a head that has a vocabulary of its own, with a target of at most
+    ``DRAFT_VOCABULARY`` tokens, or if the target's generated text is too short to tell which tokens are frequent. The
     vocabulary is stored in the work folder, so that a resumed calibration measures the same steps.
 
     Raises:
@@ -57,7 +57,10 @@ def restrict_vocabulary(job: Job) -> Job:
 
 
 def _chosen(job: Job, vocab_size: int) -> Vocabulary:
-    """Choose the vocabulary from the target's text, without answers to prompts that the head is evaluated on."""
+    """Choose the vocabulary from the target's text, without answers to prompts that the head is evaluated on.
+
+    If the frequent tokens cover too little of the text, the vocabulary has all tokens.
+    """
     prompt_keys = {prompt_key(text) for text in job.texts}
     documents = [document for document in own_text(job) if document.prompt_key not in prompt_keys]
     found = Frequent(documents, vocab_size, DRAFT_VOCABULARY)

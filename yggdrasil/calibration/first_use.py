@@ -1,7 +1,7 @@
-"""The provisional plan of a model's first use: shipped acceptance statistics and step costs measured in seconds.
+"""Makes the provisional plan of a model's first use, from shipped acceptance statistics and quickly measured costs.
 
-It measures T(W) of the target, the draft steps and the overhead of an iteration. The plan is stored in the user's
-cache, together with the costs and acceptance observed in later answers (``engine.online_estimates``).
+The costs are T(W) of the target, the time of draft steps and the overhead of an iteration. Later answers update costs
+and acceptance (``engine.online_estimates``).
 """
 
 import shutil
@@ -32,10 +32,10 @@ from yggdrasil.scheduling.plan import Costs, DeviceName, Expectation, Plan, Shap
 from yggdrasil.scheduling.stages import DEFAULT_ORDER
 
 CONTEXT = 128  # tokens in the KV caches while steps are timed
-SECONDS, ROUNDS = 2.5, 6  # timing ends after the first of these
+SECONDS, ROUNDS = 2.5, 6  # timing ends after so many seconds or rounds, whichever comes first
 _PROMPT = 48  # length of the prompt on which iterations are timed
 ITERATIONS = 4  # timed iterations of each kind
-_ASSUMED_MS, _A_ROW = 10.0, 0.02  # before measuring: milliseconds of a plain step, share that a row adds
+_ASSUMED_MS, _A_ROW = 10.0, 0.02  # assumed before measuring: milliseconds of a plain step, share that a row adds
 _EXPECTED = Expectation("shipped acceptance statistics", 1.0, _ASSUMED_MS, 1.0)
 
 
@@ -91,7 +91,7 @@ def first_plan(
 
 
 def _with_shipped(options: ModelFreeOptions, table: Path | None) -> ModelFreeOptions:
-    """Return ``options`` with a table only if one is shipped for the target: counting another takes minutes."""
+    """Return ``options`` without the n-gram table if none is shipped for the target: counting one takes minutes."""
     if not isinstance(options, StatisticsOptions):
         return options
     return replace(options, table=options.table and table is not None)
@@ -117,7 +117,7 @@ def with_measured_costs(
 ) -> Plan:
     """Time the steps of a loaded model for a few seconds, and return a copy of ``plan`` with the costs in milliseconds.
 
-    Where a pause of the machine hid a step's time, all steps are timed once more. Texts in the KV caches are lost.
+    If a pause of the machine made a step's time too long, all steps are timed once more. The KV caches are cleared.
 
     Args:
         assembly: models and steps, built from ``plan``.

@@ -1,8 +1,8 @@
 """The target's own text: greedy answers to prompts, stored in the user's cache and extended by later calibrations.
 
-The prompts are the user's. When all are answered, a chat model samples user turns from its bare template (as in arXiv
-2406.08464), and a base model continues openings that it samples. Answers are generated in batches: they need not be
-bit-exact, since they only serve as statistics.
+The prompts are the user's. When all are answered, the target samples further prompts: a chat model samples user turns
+from its bare template (as in arXiv 2406.08464), a base model samples openings of texts. Answers are generated in
+batches: they need not be bit-exact, since they only serve as statistics.
 """
 
 import json
@@ -32,11 +32,11 @@ from yggdrasil.runtime.attention import own_attention
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.side_by_side import SIDE_BY_SIDE
 
-ANSWER, OPENING = 256, 96  # maximum tokens of an answer, and that are sampled of a prompt
-_LEAST = 16  # minimum tokens of an answer that the end of the time has cut
-_LONGEST_PROMPT = 512  # maximum of the last tokens that are kept of a prompt
+ANSWER, OPENING = 256, 96  # maximum tokens of an answer, and of the sampled part of a prompt
+_LEAST = 16  # minimum tokens of an answer that was cut because the time was up
+_LONGEST_PROMPT = 512  # a longer prompt is cut to so many last tokens
 _SORTED = 256  # prompts that are sorted by length together, so that rows of a batch have similar lengths
-_OPENING_TOKENS = 2  # of a given prompt, with which a sampled one begins
+_OPENING_TOKENS = 2  # tokens of a given user turn with which a sampled prompt begins
 _END = 24  # last tokens by which prompts are compared
 _MARK = "a-turn-that-is-to-be-written"
 
@@ -49,20 +49,20 @@ class Document(NamedTuple):
 
     @property
     def prompt_key(self) -> tuple[int, ...]:
-        """The last tokens of the prompt, which identify it."""
+        """The last 24 tokens of the prompt, which identify the prompt."""
         return prompt_key(self.prompt)
 
 
 def prompt_key(prompt: Sequence[int]) -> tuple[int, ...]:
-    """Return the last 24 tokens of a prompt, which identify it even if its beginning was cut off."""
+    """Return the last 24 tokens of a prompt, which identify the prompt even if its beginning was cut off."""
     return tuple(prompt[-_END:])
 
 
 def text_file(fingerprint: str, weights: str) -> Path:
-    """Return the path in the user's cache of a target's generated text, JSON lines. It may not exist.
+    """Return the path of the file in the user's cache with a target's generated text. The file may not exist.
 
     Args:
-        fingerprint: of the target's checkpoint.
+        fingerprint: fingerprint of the target's checkpoint.
         weights: the weight format with which the text was generated, see ``Weights``.
     """
     return cache_root() / "texts" / f"{fingerprint}-{weights}.jsonl"
@@ -96,7 +96,7 @@ def _tokens(given: Any, vocab_size: int) -> list[int]:
 
 
 class OwnText:
-    """Generates a target's text into ``file``: answers to ``prompts`` first, then to prompts that it samples itself."""
+    """Generates a target's text into ``file``: answers to ``prompts``, then to prompts that the target samples."""
 
     def __init__(self, loaded: LoadedModel, tokenizer: Tokenizer, prompts: Sequence[list[int]], file: Path) -> None:
         self._loaded, self._tokenizer, self._prompts, self._file = loaded, tokenizer, prompts, file
@@ -169,9 +169,10 @@ class OwnText:
     ) -> Iterator[list[Document]]:
         """Yield finished answers after each pass.
 
-        No answer begins once ``is_enough()``, and all stop once ``is_late()``. ``at_once`` maps the seconds per token
-        to the number of answers that can be generated together and finish in time: with a large model a pass takes
-        seconds, and an answer takes hundreds of passes.
+        After the first ``ROWS`` given prompts, no answer begins once ``is_enough()`` returns True. All answers stop
+        once ``is_late()`` returns True. ``at_once`` maps the seconds per token to the number of answers that can be
+        generated together and finish in time: with a large model a pass takes seconds, and an answer takes hundreds of
+        passes.
         """
         longest = max(1, min(_LONGEST_PROMPT, self._loaded.max_context - self._most))
         capacity = min(longest + self._most, self._loaded.max_context)
@@ -185,7 +186,7 @@ class OwnText:
             yield from map(self._documents_of, writer.write(tasks, is_late, at_once))
 
     def _unanswered(self, documents: Sequence[Document], longest: int) -> Iterator[list[int]]:
-        """Yield the given prompts without an answer, those of similar length after each other."""
+        """Yield the given prompts without an answer, prompts of similar length after each other."""
         answered = {tuple(document.prompt) for document in documents}
         prompts = [prompt[-longest:] for prompt in self._prompts if prompt]
         waiting = [list(prompt) for prompt in dict.fromkeys(map(tuple, prompts)) if prompt not in answered]
@@ -201,7 +202,7 @@ class OwnText:
         ]
 
     def _own_tasks(self, is_enough: Callable[[], bool]) -> Iterator[Task]:
-        """Yield tasks that sample a prompt and answer it."""
+        """Yield tasks that sample a prompt and answer it, until ``is_enough()`` returns True."""
         most = max(1, min(OPENING, self._loaded.max_context // 4))
         for opening in cycle(self._openings()):
             if is_enough():
@@ -214,7 +215,7 @@ class OwnText:
 
     @cached_property
     def _template(self) -> tuple[list[int], tuple[int, ...]]:
-        """The tokens before a user's text and those after it, from the chat template; else an end token and none."""
+        """The chat template's tokens before and after a user's text; without a template an end token and no tokens."""
         if not self._is_chat:
             return [next(iter(self._ends), 0)], ()
         turn = [{"role": "user", "content": _MARK}]
@@ -224,9 +225,10 @@ class OwnText:
         return start, tuple(end)
 
     def _openings(self) -> list[list[int]]:
-        """Return the starts of prompts to sample: the bare template, and with it the first tokens of given user turns.
+        """Return the token ids with which sampled prompts begin.
 
-        From the bare template, a model for code samples questions about code alone.
+        They are the template's tokens before a user's text, and these tokens with the first two tokens of each given
+        user turn: from the template's tokens alone, a model for code samples only questions about code.
         """
         start, size = self._template[0], len(self._template[0])
         turns = [prompt for prompt in self._prompts if self._is_chat and prompt[:size] == start]
@@ -243,7 +245,9 @@ def _append(file: Path, text: str) -> None:
 
 
 def seconds_spent(file: Path) -> float:
-    """Return the seconds of generating text that ``file`` records; 0 if it is missing or damaged, and so deleted.
+    """Return the seconds of generating text that ``file`` records; 0 if the file is missing or damaged.
+
+    A damaged file is deleted.
 
     Raises:
         YggdrasilError: the file exists, and the system cannot read it.

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 def check_pair(source: "PairSource", tokenizer: Tokenizer | None = None) -> Tokenizer:
     """Check target and drafter without loading their weights, and return the target's tokenizer.
 
-    ``tokenizer`` is the target's if it is loaded already: a second one of 150,000 tokens would take 45 MB.
+    ``tokenizer`` is the target's tokenizer if it is loaded already: a second copy with 150,000 tokens takes 45 MB.
 
     Raises:
         YggdrasilError: files are missing, damaged or untrusted, a model is unsupported, the tokenizers differ, or
@@ -72,7 +72,7 @@ def check_pair(source: "PairSource", tokenizer: Tokenizer | None = None) -> Toke
 def _check_head(folder: Path) -> None:
     """Raise YggdrasilError if the configuration of a draft head is unsupported.
 
-    Medusa heads are described by their tensors, an MTP module by the target; those are checked at loading.
+    Medusa heads are described by their tensors, and an MTP module by the target. Both are checked at loading.
     """
     kind = kind_of(folder)
     if kind == "mtp":
@@ -86,13 +86,13 @@ def _check_head(folder: Path) -> None:
 def default_max_length(target: str, drafter: str | None, device: DeviceName = "cpu") -> int:
     """Return the default ``max_length`` in tokens: the shorter context of the models, limited by the device's memory.
 
-    The KV caches of both models, if full, take at most 1/16 of the total memory of the GPU or the host. (The free
-    memory varies, and with it the length, but compiled steps are cached per length.) The limit by memory is rounded
+    The KV caches of both models, if full, take at most 1/16 of the total memory of the GPU or the host. (A limit by the
+    free memory would vary from run to run, but compiled steps are cached per length.) The limit by memory is rounded
     down to a power of two and is at least 2048; a model's own context may be shorter.
 
     Args:
         target: folder, GGUF file or hub id.
-        drafter: draft model or draft head, given likewise; None without one. The cache of a head is not counted.
+        drafter: draft model, given likewise, or draft head; None without either. The cache of a head is not counted.
         device: where the models will run.
 
     Raises:
@@ -118,9 +118,8 @@ def build_assembly(source: "PairSource", knots: torch.Tensor | None = None, back
     The tree attention of each model is checked against plain attention.
 
     Args:
-        knots: acceptance calibration of the drafter, [K] float32; None: the drafter's probabilities are taken as they
-            are.
-        backend: builder of the steps; None: that of ``source``, else the device's default.
+        knots: acceptance calibration of the drafter, [K] float32; None: the drafter's probabilities are used unchanged.
+        backend: builder of the steps; None: ``source.backend``, or if that is None the device's default.
 
     Raises:
         YggdrasilError: a model is missing or unsupported, the device is not available, the backend does not run on it,
@@ -163,7 +162,7 @@ def _head(folder: str, source: "PairSource", target: LoadedModel) -> LoadedHead:
 
 
 def with_head(assembly: Assembly, source: "PairSource") -> Assembly:
-    """Return an assembly of the same target and head, which drafts only tokens of ``source.vocabulary``.
+    """Return an assembly of the same target and head, in which the head drafts only tokens of ``source.vocabulary``.
 
     The head is loaded again from ``source.drafter``.
     """
@@ -178,8 +177,8 @@ def with_head(assembly: Assembly, source: "PairSource") -> Assembly:
 def with_threads(assembly: Assembly, source: "PairSource") -> Assembly:
     """Return an assembly of the same weights whose models run on the numbers of threads in ``source``.
 
-    It has its own caches, tree and steps, which are not built yet. ``assembly``, which shares the layers, is not to be
-    used any more.
+    The new assembly has new caches, a new tree and new steps, which are not built yet. ``assembly`` shares the layers
+    and must not be used afterwards.
     """
     target, drafter = on_threads(assembly.target.loaded, source.target_threads), assembly.second
     if isinstance(drafter, LoadedHead):

@@ -102,7 +102,10 @@ def _calibrate(
     reporter: Reporter,
     left_out: LeftOut | None = None,
 ) -> Path | LeftOut:
-    """Return the path of the plan that was written, or the drafter if it does not pay off and may be left out."""
+    """Calibrate, write the plan and return its path; return the drafter instead if it does not pay off.
+
+    With ``settings.keeps_drafter`` the plan is written even if the drafter does not pay off.
+    """
     base = base_table(settings, assembly.target.loaded, reporter)
     pair = _choose_threads(assembly, settings.pair, work, reporter)
     if pair != settings.pair:
@@ -131,7 +134,7 @@ def _calibrate(
 
 
 def _choose(job: Job, counted: LearnedStatistics | None, costs: StepCosts) -> Choice:
-    """Return the fitted tables, the depth source and the expected speeds, simulated on the target's text."""
+    """Return the fitted tables, the chosen depth source and the expected speeds, simulated on the target's text."""
     if job.pair.drafter is None:
         return Choice.without_drafter((counted.expected if counted else []) or predict_from_prompts(job, costs))
     traces, acceptance = record_all(job)
@@ -226,7 +229,7 @@ def _measure(job: Job) -> list[Sample]:
 
 
 def _samples_at(job: Job, text: Sequence[int], report: Callable[[float], None]) -> list[Sample]:
-    """Time the steps in turns, then real iterations, with the tokens ``text`` in the caches."""
+    """Time the steps, then real iterations and the drafter's reading, with the tokens ``text`` in the caches."""
     assembly, stream = job.assembly, partial(open_ended_stream, job.tokenizer)
     timer, policies = timer_for(assembly.target.loaded.device), measured_policies(assembly)
     each = -(-job.settings.effort.samples // ITERATION_TURNS)

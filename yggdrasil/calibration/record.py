@@ -21,9 +21,10 @@ def record_document(
 ) -> TraceSet:
     """Record the drafter's trees of every draft width at the generated positions of one document.
 
-    The tree of position p has the root ``text[p]`` and drafts ``text[p + 1:]``. Its features are those of the depth
-    predictor: the hidden state from which the root was chosen, the text's repetition, the root's candidates. The last
-    ``max_depth`` generated positions, too close to the end for a whole tree, are not recorded.
+    With ``text`` = ``prompt`` + ``generated``, the tree of position p has the root ``text[p]`` and drafts
+    ``text[p + 1:]``. Its features are the depth predictor's: the hidden state from which the root was chosen, the
+    text's repetition, the root's candidates. The last ``max_depth`` generated positions are not recorded, because they
+    are too close to the end for a whole tree.
 
     Args:
         assembly: target and drafter; its token tree is overwritten.
@@ -76,7 +77,7 @@ _FIELDS = (
 
 
 def _tree_row(tree: TokenTree, size: int, continuation: Sequence[int]) -> dict[str, np.ndarray]:
-    """Return the arrays of the first ``size`` nodes below the root (see ``TraceSet``), in the order of their steps."""
+    """Return the arrays of the first ``size`` nodes below the root (see ``TraceSet``), in the order of attachment."""
     nodes = slice(1, 1 + size)
     exists = np.isfinite(tree.scores[nodes].numpy())
     tokens, depths, parents = tree.tokens.numpy(), tree.depths.numpy(), tree.parents.numpy()
@@ -95,7 +96,7 @@ def _tree_row(tree: TokenTree, size: int, continuation: Sequence[int]) -> dict[s
 
 
 def _offered_row(tree: TokenTree, read: int) -> dict[str, np.ndarray]:
-    """Return the candidates below the first ``read`` nodes that were not attached."""
+    """Return the candidates below the first ``read`` nodes that no draft step attached (see ``TraceSet``)."""
     tokens, scores = (
         pool.view(tree.num_nodes, tree.candidates)[:read].numpy() for pool in (tree.pool_tokens, tree.pool_scores)
     )
@@ -111,7 +112,8 @@ def hidden_states_of(runner: ModelRunner, text: Sequence[int]) -> tuple[Tensor, 
     """Return the target's hidden states for every token of ``text``.
 
     The first element is the last hidden states, [len(text), H] float32 on the CPU. The second maps layers that a
-    drafter reads to their states, [len(text), H] in the model's dtype and on its device. Runs eagerly, in chunks.
+    drafter reads to their states, [len(text), H] in the model's dtype and on its device. The model runs eagerly, on
+    chunks of ``text``.
     """
     device = runner.loaded.device
     states: list[Tensor] = []

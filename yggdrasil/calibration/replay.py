@@ -1,7 +1,7 @@
 """Simulates decoding of recorded text: runs the real policy, its budgets included, with given step costs.
 
 The trees of a draft model or head were recorded at every position of the text. Model-free drafts are made during the
-simulation, in those trees and alone, as decoding makes them.
+simulation as in decoding: they extend the recorded trees, or form trees alone.
 
 Dims: P positions, N nodes.
 """
@@ -64,13 +64,13 @@ class RecordedTrees:
     def grow(self, index: int, shape: TreeShape, *, fills: bool) -> list[float]:
         """Rebuild the tree that was drafted at one position, and return its expected tokens at each verify width.
 
-        The widths are those of the costs, ascending; the bonus token is counted. The tree stays in ``tree`` until the
-        next call.
+        The verify widths are those of the costs, ascending. The expected tokens include the bonus token. The tree stays
+        in ``tree`` until the next call.
 
         Args:
             index: row of the traces.
             shape: draft width and depth of the tree.
-            fills: extend the tree by model-free drafts.
+            fills: whether model-free drafts extend the tree.
         """
         traces, tree, width = self.traces, self.tree, shape.width
         size = width * shape.depth
@@ -90,7 +90,7 @@ class RecordedTrees:
         return expected
 
     def _offer(self, index: int, shape: TreeShape) -> None:
-        """Fill the candidate pool: the drafter's candidates below the nodes read so far that are not attached."""
+        """Fill the candidate pool with the drafter's candidates below the nodes that it has read, if not attached."""
         traces, tree, width = self.traces, self.tree, shape.width
         tree.pool_scores.fill_(NO_SCORE)
         if width not in traces.offered_token:
@@ -120,7 +120,7 @@ class _Step(NamedTuple):
 
 
 class _Simulation:
-    """Simulates one policy."""
+    """Simulates decoding with one policy, one iteration per call of ``step``."""
 
     def __init__(
         self,
@@ -186,10 +186,10 @@ def replay(
     Args:
         documents: prompts and the target's answers.
         costs: step costs in milliseconds, which give the time of each iteration.
-        trees: the drafter's trees at the tokens of the answers, document after document; None without a draft model.
+        trees: the drafter's trees at the tokens of the answers, in the order of ``documents``; None without a drafter.
         model_free: model-free drafters; None without them.
         context: context length at which ``costs`` were measured.
-        is_head_first: the head draft runs before the depth is chosen, so also before plain steps.
+        is_head_first: whether the head draft runs before the depth is chosen, and so before plain steps too.
 
     Raises:
         ValueError: the documents have no text to decode.
@@ -228,7 +228,7 @@ def replay(
 def begin_text(model_free: DrafterGroup | None, document: Document) -> None:
     """Begin a request with the document's prompt in the model-free drafters, and add the answer's first token.
 
-    That token is committed already, since the prompt's prefill gives it. Nothing happens if ``model_free`` is None.
+    The prefill of the prompt gives the first token. Nothing happens if ``model_free`` is None.
     """
     if model_free is not None:
         model_free.begin(document.prompt)
@@ -256,7 +256,7 @@ def recorded_documents(traces: TraceSet, prompts: Mapping[int, Sequence[int]]) -
 
 
 def accepted_path(tree: TokenTree, nodes: Sequence[int], truth: Sequence[int]) -> list[int]:
-    """Return the nodes that the target accepts, from below the root; empty if it accepts none.
+    """Return the nodes that the target accepts, in order of depth, without the root; empty if it accepts none.
 
     Args:
         nodes: indices of verified nodes in ``tree``.

@@ -28,12 +28,12 @@ def write_results(
     samples: Sequence[Sample],
     work: Path,
 ) -> None:
-    """Write the profile and predictor folders of a calibration atomically, and its plan last; older ones are replaced.
+    """Write the profile and predictor folders of a calibration atomically, then its plan; older files are replaced.
 
     Args:
         destination: path of the plan.
-        choice: fitted tables.
-        counted: n-gram statistics; None without them.
+        choice: has the acceptance calibration, depth predictor and survival tables to write, if there is a drafter.
+        counted: n-gram scorer and table to write; None if the plan uses no n-gram statistics.
         vocabulary: draft vocabulary of a head; None if it is not restricted.
         samples: times of steps and iterations.
         work: folder of intermediate results.

@@ -16,7 +16,7 @@ from yggdrasil.runtime.memory_limits import available_bytes, cache_bytes
 from yggdrasil.runtime.side_by_side import allocate_rows
 
 ROWS = 64  # maximum batch size: with more rows, matrix products are compute-bound
-_MOST_BYTES = 2 << 30  # of the KV cache
+_MOST_BYTES = 2 << 30  # maximum of the KV cache
 _ROOM_SHARE = 4  # the KV cache takes at most 1/4 of the free memory
 _READ = 1024  # prompt tokens per pass, unless a single prompt is longer
 _LIKELIEST = 50  # top-k of sampled prompts, as transformers' default
@@ -25,8 +25,8 @@ _LIKELIEST = 50  # top-k of sampled prompts, as transformers' default
 class Task(NamedTuple):
     """A prompt to answer greedily with at most ``most`` tokens.
 
-    If ``most_sampled`` is not 0, the model first samples the rest of the prompt, up to an end token or that many
-    tokens, and ``suffix`` follows what it has sampled.
+    If ``most_sampled`` is not 0, the model first samples the rest of the prompt, up to an end token or ``most_sampled``
+    tokens. The tokens ``suffix`` are then appended to the prompt.
     """
 
     prompt: list[int]
@@ -40,8 +40,8 @@ class Written:
 
     def __init__(self, task: Task) -> None:
         self.task, self.prompt, self.tokens = task, list(task.prompt), list[int]()
-        self.is_sampling = task.most_sampled > 0  # the prompt
-        self._missing = list(task.suffix) if self.is_sampling else []  # tokens of the suffix
+        self.is_sampling = task.most_sampled > 0  # whether the prompt is still being sampled
+        self._missing = list(task.suffix) if self.is_sampling else []  # rest of the suffix
 
     @property
     def length(self) -> int:
@@ -50,18 +50,19 @@ class Written:
 
     @property
     def last(self) -> int:
-        """The last token."""
+        """The last token id of the answer, or of the prompt while the answer is empty."""
         return (self.tokens or self.prompt)[-1]
 
     def append(self, chosen: int, ends: Collection[int]) -> None:
         """Append one token to the prompt while it is incomplete, else to the answer.
 
-        While the prompt is sampled, this is ``chosen``, until a token of ``ends`` or the task's limit ends that. Then
-        the suffix follows, one token a call in place of ``chosen``. The suffix also replaces a sampled end token.
+        While the prompt is sampled, ``chosen`` is appended, until it is in ``ends`` or the task's limit is reached.
+        Then each call appends the next token of the suffix and ignores ``chosen``. If there is a suffix, it also
+        replaces a sampled end token.
 
         Args:
-            chosen: the token that the model chose.
-            ends: end-of-text token ids. In the answer they are appended like others.
+            chosen: the token id that the model chose.
+            ends: end-of-text token ids. In the answer they are appended like other tokens.
         """
         ends_prompt = self.is_sampling and chosen in ends
         if self._missing and (ends_prompt or not self.is_sampling):
@@ -75,7 +76,10 @@ class Written:
 
 
 def rows_that_fit(loaded: LoadedModel, capacity: int) -> int:
-    """Return the batch size, 1 to 64: KV caches of ``capacity`` tokens that fit 2 GiB and 1/4 of the free memory."""
+    """Return the batch size, 1 to 64, at which KV caches of ``capacity`` tokens a text fit into 2 GiB.
+
+    On a CPU they also fit into 1/4 of the free memory. The result is 1 even if one cache does not fit.
+    """
     left = available_bytes() if loaded.device.type == "cpu" else None
     available = _MOST_BYTES if left is None else min(_MOST_BYTES, left // _ROOM_SHARE)
     return max(1, min(ROWS, available // cache_bytes(loaded, capacity)))
@@ -84,8 +88,8 @@ def rows_that_fit(loaded: LoadedModel, capacity: int) -> int:
 class RowWriter:
     """Generates texts in a batch with ``loaded``, whose attention must be ``SIDE_BY_SIDE`` meanwhile.
 
-    An answer ends at a token of ``ends`` or when it fills the ``capacity`` (tokens) of its row. ``seed`` is for sampled
-    prompts.
+    An answer ends at a token of ``ends``, at its task's limit, or when its text fills the ``capacity`` (tokens) of its
+    row. ``seed`` is the seed of sampled prompts. ``num_rows`` is the batch size; None: ``rows_that_fit``.
     """
 
     def __init__(
@@ -108,7 +112,7 @@ class RowWriter:
 
         Args:
             is_late: once it returns True, all running texts are yielded unfinished, and the generator ends.
-            at_once: maps the seconds per token to the number of texts that may run together.
+            at_once: maps the measured seconds per token to the maximum number of texts that may run together.
         """
         going: list[Written] = []
         while True:

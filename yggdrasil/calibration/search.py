@@ -45,27 +45,27 @@ from yggdrasil.tree.shape import TreeShape
 
 SAMPLES_FILE, MEASURED_FILE = "schedule_samples.csv", "schedule_measured.csv"
 SAMPLES_VERSION, VERSION = 2, 1
-_STAGES_SHARE, _PLANS_SHARE = 0.4, 0.5  # of the time that is left: for stages, then for all plans
+_STAGES_SHARE, _PLANS_SHARE = 0.4, 0.5  # shares of the remaining time: for stages, then for all plans
 
 
 @dataclass(frozen=True)
 class SearchSettings:
     """Settings of a search. Without ``prompts`` nothing is measured, and the profile must have all stage costs."""
 
-    profile: str
+    profile: str  # name or file of the calibrated plan
     prompts: Path | None
     objective: Objective = "latency"
     save_as: str | None = None  # name of the plan to write; None: the profile's
     top: int = 10  # number of best predictions to measure
     limit: int = 8  # prompts decoded, spread over the file
-    tokens: int = 48  # generated on each
-    context: int = 128  # maximum of the last tokens that are kept of a prompt
+    tokens: int = 48  # generated after each prompt
+    context: int = 128  # a longer prompt is cut to so many last tokens
     rounds: int = 5  # times that every plan decodes every prompt
     final_rounds: int = 15  # further times for the fastest plan, the named plans and plain decoding
-    minutes: int = 30  # of measuring; each shape of tree and each plan is measured at least once
-    measure_again: bool = False  # even if the profile has stage costs of all variants
-    chat: bool = False  # plain prompts are a user's turn in the chat template
-    force_machine: bool = False
+    minutes: int = 30  # limit of measuring; each tree shape and each plan is measured at least once
+    measure_again: bool = False  # whether stages are measured even if the profile has their costs
+    chat: bool = False  # whether plain prompts become a user's turn in the chat template
+    force_machine: bool = False  # whether a plan of another machine may be used
 
 
 class _Subject(NamedTuple):
@@ -77,7 +77,7 @@ class _Subject(NamedTuple):
     predictor: Path
     lengths: AcceptedLengths
     knots: torch.Tensor
-    reads_states: bool  # whether its drafter is a head that reads the target's hidden states
+    reads_states: bool  # whether the plan's drafter is a head that reads the target's hidden states
 
     @property
     def is_captured(self) -> bool:
@@ -101,12 +101,12 @@ class _Subject(NamedTuple):
 
 
 class _Bench(NamedTuple):
-    """The pair with the steps of every schedule, and the prompts."""
+    """The models with the steps of every schedule, the prompts as token ids, and the time limit."""
 
     assembly: Assembly
     tokenizer: Tokenizer
     texts: list[list[int]]
-    end: float  # by ``perf_counter``: when measuring ends
+    end: float  # seconds of ``perf_counter`` at which measuring ends
 
     @property
     def seconds_left(self) -> float:
@@ -117,8 +117,8 @@ class _Bench(NamedTuple):
 def search_schedules(settings: SearchSettings, reporter: Reporter) -> Path:
     """Search the best schedule and tree shape of a calibrated pair, write a plan with it, and return the plan's path.
 
-    Samples and measurements are written to the profile. Equal profiles give equal rankings. The plan itself is
-    replaced, unless ``settings.save_as`` names another.
+    Samples and measurements are written to the profile. Equal profiles give equal rankings. The plan that is searched
+    is replaced, unless ``settings.save_as`` is another name.
 
     Raises:
         YggdrasilError: the plan has no draft model or head, stage costs or prompts are missing, a file of the
@@ -191,7 +191,7 @@ def _set_up(subject: _Subject, settings: SearchSettings, reporter: Reporter) -> 
 def _stage_samples(
     subject: _Subject, settings: SearchSettings, bench: _Bench | None, reporter: Reporter
 ) -> pd.DataFrame:
-    """Return the stage samples of all variants: the profile's, or new ones, which are written to it."""
+    """Return the stage samples of all variants: from the profile, or newly measured and written to the profile."""
     file = subject.profile / SAMPLES_FILE
     if bench is None or (file.exists() and not settings.measure_again):
         if not file.exists():
@@ -220,7 +220,10 @@ def _entry(name: str, candidate: Candidate, subject: _Subject) -> Searched:
 
 
 def _named_entries(best: Candidate, costs: StageCosts, subject: _Subject, taken: Sequence[Searched]) -> list[Searched]:
-    """Return the paper's plans with the best plan's shape and depth prediction: they differ in overlap only."""
+    """Return entries of the paper's plans and the default schedule, with the best plan's shape and depth prediction.
+
+    So the entries differ only in the overlap of stages. The default is left out if ``taken`` has it.
+    """
     shape, depth, lengths = best.shape, Schedule.parse(best.stages).variants["depth_prediction"], subject.lengths
     entries = []
     for name, variants in {**subject.named, "default": {}}.items():
@@ -242,8 +245,8 @@ def _measured(
 ) -> list[Searched]:
     """Measure the entries and plain decoding, and return them with measured values; plain decoding is last.
 
-    All plans decode alternately. The fastest then alternates with the named plans alone, on the same prompts, for more
-    certainty. Times are scaled to the speed of the profile.
+    All plans decode alternately. The fastest plan then alternates with the named plans alone, on the same prompts, for
+    more certainty. Times are scaled so that a plain step takes ``plain_ms``, as in the profile.
     """
     plans = [MeasuredPlan(entry.name, entry.stages, TreeShape(*entry.shape)) for entry in entries]
     new_stream = partial(open_ended_stream, bench.tokenizer, settings.tokens)
@@ -254,7 +257,7 @@ def _measured(
         found = summarise_plans(frame, plain_ms).set_index("plan")["ms_per_token"].drop(PLAIN)
         finalists = [plan for plan in plans if plan.name in {found.idxmin(), *subject.named}]
         report = reporter.phase(f"measuring the fastest plan and {len(finalists) - 1} named plans")
-        texts = bench.texts[: frame["prompt"].max() + 1]  # those that there was time for
+        texts = bench.texts[: frame["prompt"].max() + 1]  # prompts that there was time for
         more = measure(texts, finalists, settings.final_rounds, report, seconds=bench.seconds_left)
         frame = pd.concat([frame, more.assign(round=more["round"] + settings.rounds)], ignore_index=True)
     write_csv(subject.profile / MEASURED_FILE, "schedule-measured", VERSION, frame)
@@ -276,7 +279,7 @@ def _measured(
 def _choose(entries: Sequence[Searched], objective: Objective) -> Searched:
     """Return the entry with the lowest measured time per token; without measurements the best prediction.
 
-    Ties go to the better prediction. For the objective "aal", an ablation, it is always the best prediction.
+    Ties go to the better prediction. For the objective "aal", an ablation, the best prediction is always returned.
     """
     top = [entry for entry in entries if entry.name.startswith("top")]
     if objective == "aal" or top[0].measured_ms_per_token is None:
@@ -286,7 +289,7 @@ def _choose(entries: Sequence[Searched], objective: Objective) -> Searched:
 
 
 def _adapted(base: Costs, chosen: Searched, costs: StageCosts, lengths: AcceptedLengths) -> Costs:
-    """Return the policy's costs for the chosen schedule: ``base`` plus the differences to the default schedule."""
+    """Return the policy's costs for the chosen schedule: ``base`` plus the stage times' differences to the default."""
     schedule, default, shape = Schedule.parse(chosen.stages), Schedule.of({}), TreeShape(*chosen.shape)
     if schedule.variants == default.variants:
         return base

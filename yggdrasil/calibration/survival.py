@@ -40,7 +40,8 @@ class Survival(NamedTuple):
 
     mean: Float64Array  # [D] P(accepted length >= d) of the drafter's unpruned tree of the widest draft width
     ratios: dict[int, Float64Array]  # draft width -> [D budget, D level, V], survival of extended trees over ``mean``
-    # Accepted tokens that the best shape adds where model-free drafts expect 1 token (the bonus); 1/x of it where x.
+    # Accepted tokens that the best shape adds to a model-free tree that expects 1 token (the bonus). To a tree that
+    # expects x tokens it adds 1/x of this.
     added_tokens: float
 
 
@@ -49,9 +50,9 @@ class _Beginning(NamedTuple):
 
     row: int  # in the traces
     kept: Int64Array  # [S, V] accepted drafted tokens of extended trees
-    expected: float  # tokens of the best model-free tree, bonus included
-    given: float  # its accepted tokens, bonus included
-    free_width: int  # its verify width, as an index
+    expected: float  # expected tokens of the best model-free tree, bonus included
+    given: float  # accepted tokens of that tree, bonus included
+    free_width: int  # index of that tree's verify width
 
 
 def survival_of(
@@ -86,9 +87,10 @@ def _relative_to(mean: Float64Array, tables: Float64Array) -> Float64Array:
 
 
 def _added_tokens(begun: Sequence[_Beginning], shape: int, width: int) -> float:
-    """Fit c in: accepted tokens of ``shape`` minus those of the model-free tree = c / (tokens that the latter expects).
+    """Fit c so that ``shape`` gives c / x more accepted tokens than a model-free tree that expects x tokens.
 
-    ``shape`` and ``width`` are indices; the shape is verified at ``width`` or wider. Least squares, at least 0.
+    ``shape`` and ``width`` are indices; the shape is verified at ``width`` or wider. c is fitted by least squares, and
+    is at least 0.
     """
     expected = np.array([each.expected for each in begun])
     given = np.array([each.given for each in begun])
@@ -111,7 +113,7 @@ def _milliseconds(traces: TraceSet, costs: StepCosts) -> Float64Array:
 def _beginnings(
     traces: TraceSet, costs: StepCosts, model_free: DrafterGroup | None, prompts: Mapping[int, Sequence[int]]
 ) -> Iterator[_Beginning]:
-    """Yield the positions where iterations begin, if each uses the shape with most tokens per millisecond so far.
+    """Yield the positions where iterations begin, if each uses the shape with the most tokens per millisecond so far.
 
     Positions too close to a document's end for a whole tree are left out, unless all documents are that short.
     """
@@ -138,7 +140,7 @@ def _beginnings(
 
 
 class _ModelFreeTrees:
-    """Trees of the model-free drafters alone: tokens they expect, and tokens that are accepted."""
+    """Grows trees of the model-free drafters alone, and counts their expected and their accepted tokens."""
 
     def __init__(self, model_free: DrafterGroup | None, costs: StepCosts, num_nodes: int) -> None:
         self._costs, self._shadow = costs, None
@@ -148,9 +150,9 @@ class _ModelFreeTrees:
             self._shadow = ShadowTree(model_free, self._tree, costs.verify_widths, shares_tree=True)
 
     def here(self, truth: Sequence[int]) -> tuple[float, float, int]:
-        """Return (tokens expected of the best model-free tree, tokens that it gives, index of its verify width).
+        """Return (tokens expected of the best model-free tree, tokens that the tree gives, index of its verify width).
 
-        Tokens include the bonus token; (1.0, 1.0, 0) without a tree.
+        Tokens include the bonus token. The result is (1.0, 1.0, 0) if there is no tree.
 
         Args:
             truth: tokens of the text after the tree's root.

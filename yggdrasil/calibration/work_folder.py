@@ -41,7 +41,7 @@ def open_part(work: Path, name: str, shared: Iterable[str]) -> Path:
     """Create the subfolder ``name`` of ``work`` if it is missing, and return it.
 
     Args:
-        shared: names of files in ``work`` to copy to it, if they exist there and not yet in the subfolder.
+        shared: names of files to copy from ``work``, if they exist there and the subfolder lacks them.
     """
     part = work / name
     part.mkdir(exist_ok=True)
@@ -55,7 +55,7 @@ def read_or_drop(file: Path, read: Callable[[Path], T]) -> T | None:
     """Return ``read(file)``, or None if the file is missing or damaged. A damaged file is deleted.
 
     Args:
-        file: a folder in its place counts as damaged.
+        file: the path to read; a folder at this path counts as damaged.
         read: raises ArtifactError, ValueError or SafetensorError if the file is damaged.
 
     Raises:

@@ -46,7 +46,7 @@ def run_script(command: Callable[..., None], name: str) -> None:
     """Run the single command of a script, with the exit codes and one-sentence errors of ``yggdrasil``.
 
     Args:
-        name: the script's name, before its error messages.
+        name: the script's name, which is printed before error messages.
     """
     import typer
 

@@ -34,9 +34,9 @@ def open_decoders_by_name(
     A decoder without a plan has its entry of ``plans`` as its name.
 
     Args:
-        dtype: arithmetic of the models; None: the plan's.
-        force_machine: allow plans of another machine.
-        device: of the models; None: the plan's, without a plan a GPU if there is one.
+        dtype: dtype of the models' arithmetic; None: the plan's.
+        force_machine: whether plans of another machine are allowed.
+        device: device of the models; None: the plan's, or without a plan a GPU if there is one.
         backend: builder of the steps; None: the default.
 
     Raises:
@@ -119,7 +119,7 @@ def _measure(
     settings: Mapping[str, Any],
     beside: Mapping[str, Decoder] | None = None,
 ) -> list[Comparison]:
-    """Return all comparisons, or those finished before an interruption."""
+    """Print and return all comparisons, or the comparisons that were finished before an interruption."""
     results: list[Comparison] = []
 
     def note(result: Comparison) -> None:

@@ -12,7 +12,7 @@ import typer
 from yggdrasil.errors import YggdrasilError, first_line
 
 MODELS = "models"  # a folder for each model, named by its fingerprint
-# Everything that is rebuilt in seconds. Plans, generated texts and n-gram counts are not cleared.
+# Folders of files that are rebuilt in seconds. Plans, generated texts and n-gram counts are not cleared.
 FOLDERS = ("kernels", "steps", "captures", MODELS, "heads", "tokenizers")
 
 
@@ -71,7 +71,7 @@ def _forget(model: str | None) -> None:
 
 
 def _by_model(place: Path) -> list[tuple[str, Path]]:
-    """Return (name, folder) of each model in the cache; the name in plans, else the fingerprint."""
+    """Return (name, folder) of each model in the cache; the name is from a plan, or else the fingerprint."""
     folders = sorted(path for path in place.iterdir() if path.is_dir()) if place.is_dir() else []
     known = _names({folder.name for folder in folders})
     return sorted((known.get(folder.name, folder.name), folder) for folder in folders)
@@ -95,7 +95,11 @@ def _names(fingerprints: set[str]) -> dict[str, str]:
 
 
 def _chosen(model: str, fingerprints: Sequence[str]) -> str:
-    """Return which of ``fingerprints`` is that of ``model``: its name in plans, fingerprint, path or cached hub id."""
+    """Return the one of ``fingerprints`` that ``model`` names by a name in plans, a fingerprint, a path or a hub id.
+
+    Raises:
+        YggdrasilError: none or several of ``fingerprints`` match.
+    """
     known = _names(set(fingerprints))
     found = [each for each in fingerprints if model in (each, known.get(each))]
     if not found:

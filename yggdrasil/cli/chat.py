@@ -153,8 +153,8 @@ class Conversation:
         nothing.
 
         Raises:
-            YggdrasilError: the question cannot be answered; the conversation is unchanged.
-            KeyboardInterrupt: the user has interrupted the answer, which is kept as far as it was printed.
+            YggdrasilError: the question cannot be answered, and is not added to the conversation.
+            KeyboardInterrupt: the user has interrupted the answer; the conversation keeps the answer's text so far.
         """
         if not line.strip():
             return True
@@ -209,7 +209,7 @@ class Conversation:
                 self._exchanges.append(last)
 
     def _drop(self) -> None:
-        """Drop the oldest turns until half of the context is free, then answer the question that was too long."""
+        """Drop the oldest turns until half of the context is free, then answer the question that had no room."""
         total, limit = len(self._exchanges), self._decoder.assembly.engine.max_length // 2
         while self._exchanges and self._size(self._unanswered or "a") > limit:
             del self._exchanges[0]

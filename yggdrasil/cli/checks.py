@@ -33,7 +33,7 @@ def widths(parameter: typer.CallbackParam, text: str | None) -> str | None:
     """Return ``text`` if it is None or a list of integers of at least 1, such as "1,2,4,8".
 
     Raises:
-        YggdrasilError: it is not such a list, or an integer exceeds 2^24.
+        YggdrasilError: ``text`` is not such a list, or an integer exceeds 2^24.
     """
     if text is None:
         return None
@@ -51,7 +51,7 @@ def drafter(parameter: typer.CallbackParam, value: str) -> str:
     """Return ``value`` if it is "plan", "ngram", "module:Class", a shipped head or an existing path.
 
     Raises:
-        YggdrasilError: it is none of these.
+        YggdrasilError: ``value`` is none of these.
     """
     from yggdrasil.artifacts.homes import expanded
     from yggdrasil.drafters.registry import NGRAM, is_own
@@ -96,7 +96,7 @@ def weights(parameter: typer.CallbackParam, text: str) -> str:
     """Return ``text`` if it is a weight format or "auto".
 
     Raises:
-        YggdrasilError: it is neither, or it is a K format and ggml is not installed.
+        YggdrasilError: ``text`` is neither, or is a K format and ggml is not installed.
     """
     known = (AUTO, *get_args(Weights))
     if text not in known:

@@ -1,4 +1,4 @@
-"""Runs a command and maps errors to exit codes: one sentence for errors that the user can mend."""
+"""Runs a command, maps errors to exit codes, and prints one sentence for an error that the user can correct."""
 
 import contextlib
 import errno
@@ -27,7 +27,7 @@ _INTERRUPTED = (
 
 
 class Ending(NamedTuple):
-    """The sentence for standard error (None: nothing) and the exit code."""
+    """How a command ends: the sentence for standard error (None: nothing is printed) and the exit code."""
 
     sentence: str | None
     code: int
@@ -40,8 +40,8 @@ def run_guarded(load: Callable[[], typer.Typer], name: str) -> NoReturn:
     closed output pipe with 1. Any other exception is a bug and keeps its traceback.
 
     Args:
-        load: imports the program.
-        name: the program's name, before its error messages.
+        load: imports and returns the program.
+        name: the program's name, which is printed before error messages.
     """
     try:
         signal.signal(signal.SIGTERM, _terminate)

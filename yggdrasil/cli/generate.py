@@ -73,7 +73,7 @@ def generate(
 
 
 def _begin(decoder: "Decoder", settings: "RequestSettings", *, as_json: bool) -> None:
-    """Build the steps that the settings need, and print whether decoding is greedy or lossy."""
+    """Build the steps that the settings need, and say on standard error if decoding is greedy or lossy."""
     if settings.sampling.needs_logits:
         prepare_sampling(decoder, settings.sampling, settings.speculation)
     elif not as_json and sys.stderr.isatty():
@@ -90,9 +90,9 @@ class _Printer:
         self._as_json, self._is_alone = as_json, is_alone
 
     def try_decode(self, item: "Prompt | BadLine") -> bool:
-        """Print the answer to a prompt, or why it cannot be decoded; return whether it could be.
+        """Print the answer to a prompt, or the error if the prompt cannot be decoded; return whether it was decoded.
 
-        The error goes to standard error, and for JSON also as a record to standard output.
+        The error is printed to standard error. For JSON a record of the error is also printed to standard output.
         """
         from yggdrasil.prompts import BadLine
 
@@ -111,7 +111,7 @@ class _Printer:
         return True
 
     def decode(self, item: "Prompt") -> None:
-        """Print the answer to a prompt as it is generated; for JSON, print its record when it is complete.
+        """Print the answer to a prompt as it is generated; for JSON, print a record of the complete answer.
 
         Raises:
             YggdrasilError: the prompt cannot be decoded.

@@ -1,8 +1,8 @@
 """Shortens the import of PyTorch: modules that only its compiler and quantisation need are executed when used.
 
-PyTorch executes them with its own import, for more than half of its time. Here they are placeholders, executed at the
-first access to a name of theirs. Those that register something, such as shape functions, are not accessed by name: all
-are executed before a module that may need these is imported.
+Executing these modules takes more than half of the time of ``import torch``. Here they are placeholders, which are
+executed when a name of theirs is first read. Some of them only register something, such as shape functions. So all are
+executed before a module is imported that may need such registrations.
 """
 
 import inspect
@@ -31,9 +31,9 @@ _NEEDING = frozenset(("torch._dynamo", "torch._inductor", "torch.export._trace",
 
 
 def import_late() -> None:
-    """Make ``import torch`` faster: modules only its compiler and quantisation need are executed when used.
+    """Make ``import torch`` faster: modules that only its compiler and quantisation need are executed when used.
 
-    Call this before PyTorch is imported. Does nothing with versions of PyTorch in which it was not tested.
+    Call this before PyTorch is imported. It does nothing with versions of PyTorch with which it was not tested.
     """
     spec = PathFinder.find_spec("torch")
     version = "" if spec is None or spec.origin is None else _version(Path(spec.origin).parent)
@@ -43,7 +43,7 @@ def import_late() -> None:
 
 
 def _version(package: Path) -> str:
-    """Return the version of the PyTorch in ``package`` without importing it; empty if it is not written there."""
+    """Return the version of the PyTorch in ``package`` without importing it; empty if version.py does not have it."""
     try:
         found = re.search(r"^__version__ = '(.*)'$", (package / "version.py").read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:
@@ -52,7 +52,7 @@ def _version(package: Path) -> str:
 
 
 class _Finder(MetaPathFinder):
-    """Finder of the placeholders for the modules ``late``, and of modules whose names in ``replaced`` are replaced."""
+    """Finder that gives the modules ``late`` a placeholder, and replaces names of the modules in ``replaced``."""
 
     def __init__(self, late: frozenset[str], replaced: Mapping[str, Mapping[str, Any]]) -> None:
         self._late, self._replaced = late, replaced
@@ -79,9 +79,9 @@ class _Finder(MetaPathFinder):
 
 
 def _allow_generators() -> None:
-    """Give ``torch.Generator`` its metaclass, without which no object of it can be created.
+    """Set the metaclass of ``torch.Generator``, without which no generator can be created.
 
-    Otherwise a module does that which only late modules import.
+    In PyTorch's own import, a module does this that only late modules import.
     """
     set_metaclass = getattr(sys.modules["torch._C"], "_set_generator_metaclass", None)  # since PyTorch 2.13
     if set_metaclass is not None:
@@ -113,7 +113,7 @@ _PENDING = "__yggdrasil_loader__"
 
 
 def _execute(module: ModuleType) -> bool:
-    """Execute the code of a placeholder, unless that was done before; return whether it was done now."""
+    """Execute the code of a placeholder that was not executed before; return whether this call executed it."""
     loader = module.__dict__.pop(_PENDING, None)
     if loader is not None:
         del module.__dict__["__getattr__"]
@@ -135,7 +135,7 @@ class _Existing(Loader):
 
 
 def _spec_of(module: ModuleType) -> ModuleSpec:
-    """Return a spec by which the import system gets ``module`` as it is, instead of executing it again."""
+    """Return a spec with which the import system uses ``module`` itself instead of executing it again."""
     spec = ModuleSpec(module.__name__, _Existing(module))
     module.__spec__ = spec  # preferred by the import system to what a finder returns
     return spec

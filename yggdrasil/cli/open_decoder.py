@@ -1,4 +1,4 @@
-"""Opens the decoder or finds the plan of a command's argument MODEL."""
+"""Opens the decoder, or finds the plan, that a command's argument MODEL names."""
 
 import sys
 from pathlib import Path
@@ -21,8 +21,8 @@ def check_source(source: str, *, chat: bool = False) -> None:
     """Check a command's argument MODEL before anything large is imported or read.
 
     Raises:
-        YggdrasilError: the name is empty, the folder has no weights, or with ``chat`` the model has no chat template.
-            Of a GGUF file that is no language model the message says what it is.
+        YggdrasilError: the name is empty, the folder has no weights, or with ``chat`` the model has no chat template
+            (the message says if a GGUF file holds no language model).
     """
     from yggdrasil.artifacts import check_weights
     from yggdrasil.artifacts.gguf import is_gguf, read_gguf_header
@@ -64,13 +64,14 @@ def open_decoder(
     Args:
         source: name or file of a plan, or a model.
         dtype, device, max_length: replace the plan's; None: the plan's, or the default of a model's first use.
-        drafter: "plan", "ngram", a user's "module:Class" or, for a model, a head, which drafts beside n-grams.
-        force_machine: allow a plan of another machine.
+        drafter: "plan", "ngram", a user's "module:Class" or, for a model, the folder of a head, which drafts together
+            with the n-gram table.
+        force_machine: whether a plan of another machine is allowed.
         backend: builder of the steps; None: the default.
-        chat: refuse a model without a chat template.
-        grow_table: add counts of the answers to the model's n-gram table; None: only if it has one.
-        train: folder in which a head is trained. One that an earlier training left there for the model is used if
-            ``drafter`` is "plan" and the model is not calibrated.
+        chat: whether a model without a chat template is refused.
+        grow_table: whether counts of the answers are added to the model's n-gram table; None: only if it has one.
+        train: folder in which a head is trained. If an earlier training wrote a head for the model to it, that head
+            drafts, provided that ``drafter`` is "plan" and the model is not calibrated.
 
     Raises:
         YggdrasilError: there is no such plan or model, it is unsupported, or with ``chat`` it has no chat template; or
@@ -102,7 +103,10 @@ def open_decoder(
 
 
 def _drafters(drafter: str) -> list[str] | None:
-    """Return the drafters that ``Decoder.from_pretrained`` takes for an option's value: a head and the n-gram table."""
+    """Return the ``drafter`` argument of ``Decoder.from_pretrained`` for an option's value; None for "plan".
+
+    A head is combined with the n-gram table.
+    """
     from yggdrasil.drafters.registry import TABLE, is_model_free_name
 
     if drafter == "plan":
@@ -111,9 +115,9 @@ def _drafters(drafter: str) -> list[str] | None:
 
 
 def _has_useful_head(train: Path, source: str) -> bool:
-    """Return whether the folder ``train`` has a head that was trained for the model ``source``, which has no plan.
+    """Return whether ``train`` holds a head trained for the model ``source``, and the model has no calibrated plan.
 
-    A provisional plan counts as none: it is made anew in seconds. A calibrated one keeps its drafters.
+    A provisional plan does not count, because it is made anew in seconds. A calibrated plan keeps its drafters.
     """
     from yggdrasil.artifacts.plan_names import is_plan
     from yggdrasil.checkpoints.source import Source
@@ -133,7 +137,7 @@ def _has_useful_head(train: Path, source: str) -> bool:
 
 
 def plan_of(source: str) -> str:
-    """Return the plan that a command's argument MODEL names: itself if it is a plan, else the file of the model's plan.
+    """Return the plan that a command's argument MODEL names: a plan itself, or for a model the file of its plan.
 
     Raises:
         YggdrasilError: there is no such plan or model, or the model has no plan on this machine.
@@ -152,10 +156,10 @@ def plan_of(source: str) -> str:
 
 
 def train_beside(decoder: "Decoder", out: Path) -> None:
-    """Start training a head for the decoder's target in the folder ``out``, beside use, and print where.
+    """Start a process that trains a head for the decoder's target in the folder ``out``, and say so on standard error.
 
     Raises:
-        YggdrasilError: see ``start_training``.
+        YggdrasilError: as ``yggdrasil.training.beside.start_training``.
     """
     from yggdrasil.artifacts import shown
     from yggdrasil.training.beside import start_training
@@ -176,7 +180,7 @@ def train_beside(decoder: "Decoder", out: Path) -> None:
 
 
 def prepare_sampling(decoder: "Decoder", sampling: "SamplingParams", speculation: "Speculation | None" = None) -> None:
-    """Build the steps that requests with ``sampling`` and ``speculation`` need now, with progress if it takes long."""
+    """Build the steps for requests with ``sampling`` and ``speculation``; show progress if that takes long."""
     from yggdrasil.acceptance.speculation import DEFAULT
     from yggdrasil.cli.progress import PhaseProgress
 

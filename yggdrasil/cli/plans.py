@@ -85,7 +85,7 @@ def _show(entries: list[tuple[str, Path, bool]]) -> None:
 
 
 def _content(path: Path) -> tuple[str, str, str]:
-    """Return model, drafters and expected speed-up of a plan file, or that it is damaged."""
+    """Return model, drafters and expected speed-up of a plan file as texts; the last says if the file is damaged."""
     from yggdrasil.drafters.registry import names_of
     from yggdrasil.errors import ArtifactError
     from yggdrasil.scheduling.plan import Plan

@@ -1,4 +1,4 @@
-"""Progress and tables on the terminal. Rich is imported when something is shown by it, since that takes long."""
+"""Progress and tables on the terminal. Rich, whose import takes long, is imported when it first shows something."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 from yggdrasil.bench.spread import describe
 
-EVERY = 10.0  # minimum seconds between two lines
+EVERY = 10.0  # minimum seconds between two printed lines
 FIRST = 1.0  # seconds after which a phase prints its first line
 
 
 class ProgressLines:
-    """Prints a line about the current phase, at most one every ``every`` seconds; short phases print nothing.
+    """Prints lines about the current phase to standard error, at most one every ``every`` seconds.
 
-    A thread prints the lines, because a phase may compute for minutes before it reports progress.
+    Phases shorter than ``first`` seconds print nothing. A thread prints the lines, because a phase may compute for
+    minutes before it reports progress.
     """
 
     def __init__(self, every: float = EVERY, first: float = FIRST) -> None:
@@ -28,7 +29,7 @@ class ProgressLines:
     def phase(self, title: str) -> Callable[[float], None]:
         """Begin a phase called ``title``, which ends the one before; return a function that takes the fraction done.
 
-        Fractions are 0 to 1. Lines are printed by a thread, from ``first`` seconds on, until 1 is reported.
+        Fractions are 0 to 1. A thread prints lines, beginning after ``first`` seconds, until 1 is reported.
         """
         self._title, self._fraction, self._began = title, 0.0, monotonic()
         if self._ends is None:
@@ -65,7 +66,7 @@ class ProgressLines:
 
 
 def with_progress(request: "Request") -> Iterator[str]:
-    """Yield the pieces of a request's text. If its prompt takes long to read, print lines on that until text begins."""
+    """Yield the pieces of a request's text. During a long prefill, print lines of progress to standard error."""
     lines = ProgressLines()
     report = lines.phase("reading the prompt")
     try:
@@ -113,7 +114,7 @@ class PhaseProgress:
         self.close()
 
     def close(self) -> None:
-        """Stop drawing progress bars, until another phase begins."""
+        """Stop drawing progress bars or printing lines, until another phase begins."""
         if self._lines is not None:
             self._lines.close()
         if self._shown is not None and self._shown.live.is_started:
@@ -147,8 +148,8 @@ def _bars() -> "Progress":
 def show_comparison(result: "Comparison") -> None:
     """Print one line about a prompt that was decoded with a plan and plainly, to standard error.
 
-    It has the milliseconds per token of both, their ratio, AAL, the share of repeated tokens, and whether the tokens
-    are the same.
+    The line has the milliseconds per token of both ways, their ratio, AAL, the share of repeated tokens, and whether
+    the tokens are the same.
     """
     tree, plain = result.tree.metrics, result.plain.metrics
     same = "same tokens" if result.divergence is None else f"DIFFERENT TOKENS ({result.divergence.verdict})"
@@ -160,7 +161,7 @@ def show_comparison(result: "Comparison") -> None:
     )  # fmt: skip
 
 
-_FIGURES = {  # of a comparison, as ``bench.summary.summarise`` names them
+_FIGURES = {  # names in ``bench.summary.summarise`` -> labels in the table
     "matched": "prompts with the tokens of plain decoding",
     "verify_decode_mismatches": "prompts with other tokens",
     "faults": "of these, not explained by rounding",
@@ -231,7 +232,7 @@ def show_beside(first: str, summary: Mapping[str, Any], others: Mapping[str, Map
 
     Args:
         first: name of the first plan.
-        summary: its figures, a result of ``bench.summary.summarise``.
+        summary: figures of the first plan, a result of ``bench.summary.summarise``.
         others: figures of the further plans by name, a result of ``bench.summary.summarise_beside``.
     """
     from rich.table import Table

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from yggdrasil.reports.facts import Facts
 
 USUAL_LIMIT = 3  # prompts
-PROMPT_TOKENS = 256  # maximum of the last tokens that are kept of a prompt
+PROMPT_TOKENS = 256  # a longer prompt is cut to so many last tokens
 
 
 def report(

@@ -76,12 +76,12 @@ def _options() -> list[Parameter]:
     ]
 
 
-OWN = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")  # that a model may recommend
+OWN = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")  # which a model's files recommend
 Logprobs = Annotated[int | None, typer.Option(help="With --json: log-probabilities, and so many alternatives.")]
 
 
 def takes_decoding_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Return ``command`` with the sampling and acceptance options added; it gets their values as keywords.
+    """Return ``command`` with the sampling and acceptance options added, whose values it gets as keyword arguments.
 
     ``sampling_of`` and ``speculation_of`` convert these values.
     """
@@ -91,8 +91,8 @@ def takes_decoding_options(command: Callable[..., None]) -> Callable[..., None]:
 def samples_as_the_model(command: Callable[..., None]) -> Callable[..., None]:
     """Return ``command`` with the option ``greedy`` and the sampling and acceptance options added.
 
-    It is for commands that by default sample as the model's files recommend: an option that the model may recommend is
-    None if the user leaves it out, and ``resolved_sampling`` replaces it.
+    This is for commands that by default sample as the model's files recommend. An option in ``OWN`` is None if the user
+    does not give it; ``resolved_sampling`` replaces None by the recommended value.
     """
     usual = [each.replace(default=None) if each.name in OWN else each for each in _options()]
     greedy = option(
@@ -102,7 +102,7 @@ def samples_as_the_model(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def named_sampling(options: dict[str, Any]) -> SamplingParams:
-    """Return the sampling parameters that the user has given; those not given have the defaults of greedy decoding.
+    """Return the sampling parameters that the user has given; the others have their defaults (greedy decoding).
 
     Args:
         options: values of the options that ``samples_as_the_model`` adds.
@@ -118,7 +118,7 @@ def named_sampling(options: dict[str, Any]) -> SamplingParams:
 
 
 def resolved_sampling(options: dict[str, Any], own: SamplingParams) -> SamplingParams:
-    """Return the sampling parameters that the user has given; those not given have the model's recommended values.
+    """Return the sampling parameters that the user has given; the others have the model's recommended values.
 
     Args:
         options: values by option name, as ``samples_as_the_model`` adds them; None: not given by the user.
@@ -137,9 +137,8 @@ def sampling_of(options: dict[str, Any]) -> SamplingParams:
     """Return the sampling parameters made of option values.
 
     Args:
-        options: values by option name, as ``takes_decoding_options`` adds them. Options that a model may recommend
-            (``OWN``) must not be None here. ``samples_as_the_model`` makes them None if the user leaves them out; its
-            options are for ``resolved_sampling`` and ``named_sampling``.
+        options: values by option name, as ``takes_decoding_options`` adds them. Options in ``OWN`` must not be None.
+            Options that ``samples_as_the_model`` adds are for ``resolved_sampling`` and ``named_sampling``.
 
     Raises:
         YggdrasilError: a value is invalid, or the file of a JSON schema or grammar cannot be read.
@@ -156,7 +155,10 @@ def sampling_of(options: dict[str, Any]) -> SamplingParams:
 
 
 def speculation_of(options: dict[str, Any]) -> Speculation:
-    """Return the speculation settings made of ``options``, the values that ``takes_decoding_options`` adds, by name.
+    """Return the speculation settings made of option values.
+
+    Args:
+        options: values by option name, as ``takes_decoding_options`` adds them.
 
     Raises:
         YggdrasilError: a value is invalid, or an option has no effect with the others.

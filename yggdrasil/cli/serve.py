@@ -101,7 +101,7 @@ def _check_names(host: str, sites: Sequence[str]) -> None:
 
 
 def _key_of(given: str | None) -> str | None:
-    """Return the key that clients must send, or None.
+    """Return the key that clients must send: ``given``, else the environment variable; None if neither is set.
 
     Raises:
         YggdrasilError: the key is empty or has spaces.

@@ -63,7 +63,7 @@ def option(name: str, kind: Any, default: Any, text: str, **more: Any) -> Parame
 
 
 def with_options(command: Callable[..., None], options: Iterable[Parameter]) -> Callable[..., None]:
-    """Return ``command`` with ``options`` added to its own; it gets their values as keywords (``**options``)."""
+    """Return ``command`` with further ``options``, whose values it gets as keyword arguments (``**options``)."""
     own = [each for each in signature(command).parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
     keywords = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in (*own, *options)]
 
@@ -85,15 +85,15 @@ _OPENING = ("dtype", "drafter", "force_machine", "device", "backend", "max_lengt
 
 
 def opening_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Return those values that ``open_decoder`` takes, by name; ``options`` are those that ``opens_decoder`` adds."""
+    """Return the keyword arguments of ``open_decoder`` from ``options``, the values that ``opens_decoder`` adds."""
     return {name: options[name] for name in _OPENING}
 
 
 def opens_decoder(command: Callable[..., None], *, is_server: bool = False) -> Callable[..., None]:
-    """Return ``command`` with the options of opening a decoder (dtype, device, …) added; it gets them as keywords.
+    """Return ``command`` with the options of opening a decoder, such as --dtype, whose values it gets as keywords.
 
     Args:
-        is_server: answers are added to the n-gram table only if the user asks for it.
+        is_server: whether answers are added to the n-gram table only with --grow-table, and not by default.
     """
     kind, default, usual = (
         (bool, False, "default: off") if is_server else (bool | None, None, "default: if there is a table")

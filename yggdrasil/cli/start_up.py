@@ -1,4 +1,4 @@
-"""Shortens the start of commands that decode: work that needs no Python code runs beside the import of PyTorch."""
+"""Shortens the start of commands that decode: work that needs no Python code runs while PyTorch is imported."""
 
 import ctypes
 import gc
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from yggdrasil.checkpoints.source import Source
 
 _LAZY = 1  # RTLD_LAZY
-_SHARE = 15 / 16  # of the weights' bytes in the file; packed weights take at least so many
+_SHARE = 15 / 16  # share of the weights' bytes in the file that packed weights take at least
 
 
 def load_torch_libraries() -> None:
-    """Begin to load PyTorch's libraries in a thread, a fifth of the time of its import; Linux only.
+    """Begin to load PyTorch's libraries in a thread, which takes a fifth of the time of ``import torch``.
 
-    Does nothing if PyTorch is imported already.
+    Nothing happens if PyTorch is imported already, or not on Linux.
     """
     found = find_spec("torch") if sys.platform == "linux" and is_before_torch() else None
     for folder in () if found is None else found.submodule_search_locations or ():
@@ -39,12 +39,12 @@ def load_torch_libraries() -> None:
 def work_ahead(source: str, *, packs: bool) -> Callable[[], None]:
     """Begin in threads to load PyTorch's libraries, to open a model's tokenizer and to prepare for its weights.
 
-    With ``packs``, the weights of a GGUF file are packed, and memory is reserved for those of a folder. A GGUF file
-    that was never read is read in a fork. Call the function that is returned after PyTorch is imported: it waits for
-    that fork, and then begins the rest.
+    With ``packs``, the weights of a GGUF file are packed, and memory is reserved for the weights of a folder. The
+    metadata of a GGUF file that was never read are first read in a forked process, and cached. Call the returned
+    function after PyTorch is imported: it waits for the forked process, if any, and then begins the other work.
 
-    Does nothing if ``source`` is no model on this machine (but a plan or a hub id), or PyTorch is imported already. The
-    metadata of a GGUF file are read before, and cached. Faults are left to the loader, which raises them.
+    Nothing happens if ``source`` is no model on this machine (but a plan or a hub id), or if PyTorch is imported
+    already. Errors are not raised here, but by the code that loads the model.
     """
     from yggdrasil.artifacts.gguf import is_gguf
     from yggdrasil.artifacts.homes import expanded
@@ -80,7 +80,7 @@ def _begin_work(model: Path, *, packs: bool) -> None:
 
 
 def _packer(source: "Source") -> "GgufPacker | None":
-    """Return what packs the weights of a GGUF file; None if the loader will not pack them from the file."""
+    """Return the packer of a GGUF file's weights; None if the loader will not pack them from the file."""
     from yggdrasil.artifacts.gguf import read_gguf_layout
     from yggdrasil.checkpoints.gguf.packing import begin_packing
     from yggdrasil.library.build import load_native
@@ -107,9 +107,10 @@ def is_before_torch() -> bool:
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """Switch the garbage collector off within the block, for the first imports, which it would slow down.
+    """Switch the garbage collector off within the block, because it would slow the import of PyTorch down.
 
-    Objects that exist at the end of the block are exempt from later collections too.
+    Objects that exist at the end of the block are also exempt from later collections. Nothing happens if PyTorch is
+    imported already.
     """
     if not is_before_torch():
         yield

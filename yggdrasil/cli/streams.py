@@ -8,13 +8,14 @@ from yggdrasil.errors import YggdrasilError, first_line
 
 
 class OutputError(YggdrasilError):
-    """Standard output cannot be written: a full disk, a lost terminal."""
+    """Raised if standard output cannot be written, for example on a full disk or a lost terminal."""
 
 
 class Output:
     """Wraps standard output so that its errors become ``OutputError``; everything else is passed to the stream.
 
-    The system's error has no path, so it could not be distinguished from an error of another file.
+    The system's error has no path, so it could not be distinguished from an error of another file. A BrokenPipeError is
+    raised unchanged.
     """
 
     def __init__(self, stream: TextIO) -> None:

@@ -36,7 +36,7 @@ from yggdrasil.scheduling.stages import DEFAULT_ORDER, Schedule
 from yggdrasil.tree.token_tree import TokenTree
 
 Phase = Callable[[str], Callable[[float], None]]  # (title) -> callback for the fraction done, 0 to 1
-READ_WIDTH = 16  # prompt tokens per pass of the host-driven drafter
+READ_WIDTH = 16  # the most prompt tokens per pass of ``ExpansionDrafter``
 
 
 def open_device(name: DeviceName) -> torch.device:
@@ -59,9 +59,10 @@ def best_device() -> DeviceName:
 
 
 def default_backend(device: torch.device, *, compiles: bool = True) -> Backend:
-    """Return the backend (how a model's steps run) of ``device`` if the user names no backend.
+    """Return the backend (how a model's steps run) to use on ``device`` if the user names no backend.
 
-    "cudagraph" on a GPU; on a CPU "native", or "uncompiled", which never starts a compiler, if ``compiles`` is False.
+    On a GPU it is "cudagraph". On a CPU it is "native" if ``compiles`` is True, else "uncompiled", with which no
+    compiler is ever started.
     """
     if device.type == "cuda":
         return "cudagraph"
@@ -71,7 +72,7 @@ def default_backend(device: torch.device, *, compiles: bool = True) -> Backend:
 def usable_backend(wanted: Backend | None, device: torch.device) -> Backend | None:
     """Return the backend that the option ``wanted`` (None if it is not given) stands for on ``device``.
 
-    On a GPU, "inductor" becomes "cudagraph". Otherwise ``wanted`` itself is returned, also None.
+    On a GPU, "inductor" becomes "cudagraph". In all other cases ``wanted`` is returned unchanged, None included.
 
     Raises:
         YggdrasilError: ``wanted`` is "native" and the device is a GPU.
@@ -102,7 +103,7 @@ class Assembly:
 
     @property
     def second(self) -> LoadedModel | LoadedHead | Drafter | None:
-        """The drafter as ``assemble`` takes it, to build another assembly of the same models; None without one."""
+        """The drafter in the form that ``assemble`` takes, to build another assembly; None if there is no drafter."""
         drafter = self.engine.drafter
         if isinstance(drafter, HeadDrafter | MedusaDrafter | BlockDrafter):
             return drafter.opened
@@ -134,7 +135,7 @@ class Assembly:
 
     @cached_property
     def expansion_drafter(self) -> ExpansionDrafter:
-        """Return the drafter of requests that fix the expansion, or whose rule needs candidates drawn at random.
+        """Return the drafter for requests that set an expansion or whose rule needs randomly drawn candidates.
 
         The host runs the draft model level by level. The first access builds its steps.
 
@@ -152,7 +153,7 @@ class Assembly:
 
     @property
     def runs_transformers_code(self) -> bool:
-        """Whether target or drafter run by their transformers code, compiled by TorchInductor or eagerly."""
+        """Whether the target or the drafter runs its transformers code, compiled by TorchInductor or eagerly."""
         runners = [runner for runner in (self.target, self.drafter) if runner is not None]
         return any(runner.backend in ("inductor", "eager") and runner.loaded.config for runner in runners)
 
@@ -177,7 +178,7 @@ class Assembly:
             self.drafter.text.forget()
 
     def _capture(self, phase: Phase) -> None:
-        """Compile and record every step and draft, and store the compiled code for later processes."""
+        """Compile and record all CUDA graphs of target and drafter, and store the compiled code for later processes."""
         self.forget()
         captures = list(self._captures())
         if not all(capture.is_prepared for capture in captures):
@@ -217,7 +218,7 @@ def assemble(
         shapes: the context length, and the widths and depths of trees.
         backend: how steps run, such as "native" or "cudagraph".
         knots: acceptance calibration, [M] float32: log acceptance probabilities at M equally spaced log-probabilities
-            of the drafter from -12 to 0. With None its probabilities are used as they are.
+            of the drafter from -12 to 0. With None the drafter's probabilities are used as they are.
         stages: labels of the schedule, the order of an iteration's stages with their variants.
         other_stages: labels of the schedules that ``Engine.use_schedule`` may set later.
         model_free: n-gram and other drafters without a model, used with or without ``drafter``.

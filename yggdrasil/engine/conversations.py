@@ -1,4 +1,4 @@
-"""Copies of several conversations' KV cache entries in host memory. A conversation that returns needs no prefill."""
+"""Copies of several conversations' KV cache entries in host memory. Copied tokens need no prefill later."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,13 +15,13 @@ _MIN_ROWS = 16  # tokens; a prefill of fewer costs less than a copy
 
 
 class Conversations:
-    """Host-memory LRU cache of the KV entries of earlier texts, within ``most_bytes`` bytes. 0 disables it.
+    """Host-memory LRU cache of the KV entries of earlier texts, limited to ``most_bytes`` bytes; 0 disables it.
 
-    The limit is for the copies, the entries of the present text (the text in the models' caches) and, if
-    ``process_bytes`` returns the memory of the process in bytes, all other memory by which the process has grown since
-    this object was created. Only copies can be dropped, so the rest may exceed the limit. The tokens of a running
-    answer are not counted. No method may be called while a request is decoded. State that a drafter stores outside of
-    a model's cache is not copied.
+    The limit covers the copies and the entries of the present text (the text in the models' caches). If
+    ``process_bytes`` returns the memory of the process in bytes, the limit also covers all other memory by which the
+    process has grown since this object was created. Only copies can be dropped, so the total may exceed the limit. The
+    tokens of a running answer are not counted. No method may be called while a request is decoded. State that a drafter
+    stores outside of a model's cache is not copied.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Conversations:
 
     @property
     def _room(self) -> int:
-        """Return the bytes that copies may take beside the present text and what else has grown."""
+        """Return the bytes that copies may take: the limit less the present text and other growth, at least 0."""
         return max(self._most_bytes - self._cache_bytes - self._grown_bytes, 0)
 
     def release_unused(self) -> None:
@@ -86,8 +86,9 @@ class Conversations:
     def switch_to(self, tokens: Sequence[int]) -> None:
         """Prepare the models' caches for a request with the prompt ``tokens``.
 
-        Copy the present text to host memory, then restore the copy that shares the longest prefix with ``tokens``.
-        Either copy is left out where it would save fewer than 16 tokens of prefill.
+        Copy the present text to host memory, then restore the copy that shares the longest prefix with ``tokens``. The
+        present text is not copied if fewer than 16 of its tokens would be lost, or if it has been copied. No copy is
+        restored that would save fewer than 16 tokens of prefill. With ``most_bytes`` 0 nothing happens.
         """
         if not self._most_bytes:
             return
@@ -111,7 +112,7 @@ class Conversations:
         it has been copied.
 
         Args:
-            is_idle: called repeatedly while copying, which is abandoned when it returns False.
+            is_idle: called repeatedly while copying; when it returns False, the copy is abandoned.
         """
         with SingleThreadInference():
             self._read_states()
@@ -143,7 +144,10 @@ class Conversations:
         return whole if len(whole) == len(copies) else []
 
     def _keep(self, saved: list[KeptRows]) -> None:
-        """Store ``saved`` as the newest text. Drop prefixes of it, then the oldest texts above the limit."""
+        """Store ``saved`` as the newest text, and drop its prefixes and the oldest texts above the limit.
+
+        Nothing happens if ``saved`` is empty.
+        """
         if saved:
             self._kept = [*self._others(saved[0].text), saved]
             self._drop_oldest(self._room)

@@ -82,13 +82,13 @@ class Decoder:
 
         Args:
             plan: path of the plan's file, or the name of a plan of this machine.
-            dtype: arithmetic, instead of the plan's. Step costs are then estimates, and a GGUF file's blocks are
-                dequantised.
-            drafter: object that drafts instead of the plan's drafter.
+            dtype: dtype of the arithmetic; None takes the plan's. With another dtype than the plan's, step costs are
+                estimates, and a GGUF file's blocks are dequantised.
+            drafter: object that drafts instead of the plan's drafter; None keeps the plan's drafter.
             backend: how steps run. None takes native steps on a CPU (compiled steps if the architecture has no native
                 steps) and CUDA graphs on a GPU.
             force_machine: accept a plan that was calibrated on another machine.
-            max_length: context length in tokens, instead of the plan's.
+            max_length: context length in tokens, at least 2; None takes the plan's.
             target: path of the target's checkpoint, if it was moved.
             tokenizer: the target's, if it is already loaded.
             phase: called with a phase's title; returns a callback for the fraction done, 0 to 1.
@@ -124,13 +124,12 @@ class Decoder:
         phase: Phase = silent,
         check: Callable[[Assembly], None] | None = None,
     ) -> "Decoder":
-        """Return a decoder for a ``Plan`` object. Its arguments mean the same as those of ``from_plan``.
+        """Return a decoder for a ``Plan`` object; arguments that are not listed mean the same as in ``from_plan``.
 
         Args:
-            folder: has the files that the plan's calibration learned: acceptance, depth predictor, n-gram table and
-                scorer.
-            check: called with the assembly, to verify the models' code, before steps are built: on a GPU, or if a
-                model runs by its transformers code.
+            folder: the plan's predictor: the folder with acceptance, depth predictor, n-gram table and scorer.
+            check: verifies the models' code. It is called with the assembly before steps are built, but only on a GPU
+                or if a model runs its transformers code.
 
         Raises:
             YggdrasilError: a file of the plan or a checkpoint is missing or damaged, or they do not fit each other.
@@ -162,20 +161,20 @@ class Decoder:
             counts.leave_out_below(least_useful_probability(entry.steps() for entry in plan.costs))
 
     def keep_estimates(self, path: Path) -> None:
-        """Refine the provisional plan in the file ``path`` by every later request, and write it there.
+        """Refine the estimates of the provisional plan in the file ``path`` by every later lossless request.
 
-        The estimates refined are step costs and acceptance. They are written at most every 30 s, and when the decoder
-        is deleted.
+        Step costs are written to this file, acceptance estimates to a JSON file next to it: at most every 30 s, and
+        when the decoder is deleted.
         """
         assert self.plan is not None, "the decoder was opened by the plan"
         self._estimates = OnlineEstimates(path, self.plan, getattr(self.policy, "state", dict))
         finalize(self, self._estimates.save)
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[RequestOptions]) -> Generation:
-        """Decode a prompt (text or token ids) to its end, and return text, tokens and metrics.
+        """Continue a prompt (text or token ids) until the text ends, and return the new text, its tokens and metrics.
 
-        ``RequestOptions`` lists the options. The output is the target's own, except with a lossy acceptance rule in
-        ``speculation``.
+        ``RequestOptions`` lists the options. The output follows the target's own distribution, except with a lossy
+        acceptance rule in ``speculation``.
 
         Raises:
             YggdrasilError: the prompt or an option is invalid (see ``start``), or another request is running and the
@@ -184,17 +183,17 @@ class Decoder:
         return self.start(prompt, **options).finished()
 
     def stream(self, prompt: str | Sequence[int], **options: Unpack[RequestOptions]) -> Iterator[str]:
-        """Decode a prompt (text or token ids), and yield each piece of text as soon as no later token can change it.
+        """Continue a prompt (text or token ids), and yield each piece of text when no later token can change it.
 
-        Errors are those of ``generate``, raised at the first piece.
+        Errors are those of ``generate``, raised when the first piece is requested.
         """
         yield from self.start(prompt, **options)
 
     def chat(self, messages: Messages, **options: Unpack[RequestOptions]) -> Generation:
         """Answer a chat, such as ``[{"role": "user", "content": "Hello"}]``, and return text, tokens and metrics.
 
-        The chat is rendered by the model's chat template. KV entries of earlier turns are reused. Errors are those of
-        ``encode_chat`` and ``generate``.
+        The chat is rendered by the model's chat template. KV entries of the prefix shared with the last request are
+        reused. Errors are those of ``encode_chat`` and ``generate``.
         """
         options["begins_turn"] = True
         return self.start(self.encode_chat(messages), **options).finished()
@@ -202,7 +201,7 @@ class Decoder:
     def stream_chat(self, messages: Messages, **options: Unpack[RequestOptions]) -> Iterator[str]:
         """Answer a chat, and yield each piece of the answer's text as soon as no later token can change it.
 
-        Errors are those of ``chat``, raised at the first piece.
+        Errors are those of ``chat``, raised when the first piece is requested.
         """
         options["begins_turn"] = True
         yield from self.start(self.encode_chat(messages), **options)
@@ -267,7 +266,7 @@ class Decoder:
             self.assembly.forget()
 
     def prepare_sampling(self, sampling: SamplingParams, speculation: Speculation = DEFAULT) -> None:
-        """Build the steps that requests of these settings need. Otherwise the first such request builds them.
+        """Build the steps that requests with these settings need; without this call the first such request builds them.
 
         Raises:
             YggdrasilError: a request is running.
@@ -304,7 +303,7 @@ class Decoder:
 
     @property
     def has_table(self) -> bool:
-        """Whether the decoder drafts from an n-gram table, or will when that of the shipped text is written."""
+        """Whether the decoder drafts from an n-gram table, or will once the table of the shipped text is written."""
         return self._table.base is not None
 
     def grow_table(self) -> None:
@@ -321,7 +320,10 @@ class Decoder:
         finalize(self, self._table.count_answers(folder))
 
     def keep_answers(self, file: Path) -> None:
-        """Append prompt and answer of later lossless requests to ``file``, JSON lines of token ids."""
+        """Append the token ids of each later lossless request to ``file``, as JSON lines with "prompt" and "answer".
+
+        Requests without generated tokens are left out, and errors of writing are ignored.
+        """
         self._answers = file
 
     def _prepare(
@@ -358,7 +360,7 @@ class Decoder:
     def check_constraint(self, constraint: Constraint) -> None:
         """Check that a grammar constraint compiles within the limits of time and memory.
 
-        It may be called while a request runs.
+        The method may be called while a request runs.
 
         Raises:
             YggdrasilError: compiling exceeds a limit, or the decoder cannot compile any constraint.

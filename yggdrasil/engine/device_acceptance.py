@@ -23,10 +23,10 @@ def accepts_on_device(
 ) -> bool:
     """Return whether the target's steps can choose and accept a request's tokens, so that no logits go to the host.
 
-    They can for greedy requests with the rule "match" or "off", and as CUDA graphs (``is_captured``) also for most
-    sampling parameters and rules. They cannot for a fixed expansion or width, drawn candidates, acceptance rules of
-    users, and detection of near ties. ``tolerance`` is the lead in logits below which a decision is a near tie; 0 if
-    near ties do not matter.
+    Without CUDA graphs (``is_captured`` False) this holds only for greedy requests that need no more than the argmax,
+    with the rule "match" or "off". With CUDA graphs it holds also for most sampling parameters and for the lossy rules.
+    It never holds for a fixed expansion or width, drawn candidates, a user's rule, or the detection of near ties.
+    ``tolerance`` is the lead in logits below which a decision is a near tie; 0 if near ties do not matter.
     """
     is_exact = speculation.exactness == "fast" or (speculation.exactness == "strict" and tolerance == 0)
     if speculation.expansion is not None or speculation.audit or not is_exact:
@@ -88,9 +88,10 @@ def prepare_on_device(
 
 
 def prepare_kind(assembly: Assembly, sampling: SamplingParams, speculation: Speculation) -> None:
-    """Compile and capture what requests need for which ``accepts_on_device`` is True, between requests.
+    """Compile and capture the steps of requests for which ``accepts_on_device`` is True; call it between requests.
 
-    Otherwise the first request of their sampling kind does so. Without captured steps nothing is to be prepared.
+    Without this call the first request of the same sampling kind does so. Nothing happens if the target's steps are not
+    CUDA graphs.
     """
     target = assembly.engine.target
     if isinstance(target, CapturedTarget):

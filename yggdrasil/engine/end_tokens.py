@@ -14,11 +14,11 @@ _ANSWER = "an answer"  # placeholder of an answer in a rendered template
 def end_tokens(source: str, own: Any, tokenizer: Tokenizer) -> frozenset[int]:
     """Return the ids of all end tokens of the model in the checkpoint folder ``source``.
 
-    They are the eos_token_id of generation_config.json (which may be missing), of the tokenizer and of config.json
-    (``own``), and the special token that the chat template writes after an answer.
+    They are the eos_token_id of generation_config.json (which may be missing), of the tokenizer and of config.json, and
+    the special token that the chat template writes after an answer.
 
     Args:
-        own: a token id, a list of ids, or None.
+        own: the eos_token_id of config.json: a token id, a list of ids, or None.
 
     Raises:
         YggdrasilError: generation_config.json is damaged, or an end token is not an integer.
@@ -50,7 +50,8 @@ def _generation_ends(source: str) -> Any:
 def template_end_tokens(tokenizer: Tokenizer) -> frozenset[int]:
     """Return the id of the token that ends an answer in the tokenizer's chat template, such as ``<|im_end|>``.
 
-    The set is empty if there is no template, or it ends answers without a special token.
+    The set is empty if there is no template, if rendering a chat fails, or if the template writes no special token
+    after an answer.
     """
     if not getattr(tokenizer, "chat_template", None):
         return frozenset()

@@ -66,10 +66,10 @@ class Engine:
         self.loop.use_schedule(schedule)
 
     def follow_draws(self, seed: int | None, temperature: float) -> None:
-        """Pass the seed and temperature of the next request's sampling to the drafters, which then predict its draws.
+        """Pass the seed and temperature of the next request to the drafters, which then predict the target's draws.
 
         Args:
-            seed: None if the request is greedy; ``temperature`` is not used then.
+            seed: None if no draws are to be predicted, as for a greedy request; ``temperature`` is not used then.
         """
         for drafter in (self.drafter, *(self.model_free.drafters if self.model_free else ())):
             if isinstance(drafter, LevelDrafter | StatisticsDrafter):
@@ -87,7 +87,7 @@ class Engine:
         Args:
             prompt: token ids, at least one and fewer than ``max_length``.
             stream: receives the tokens, and finds the end of the text.
-            policy: chooses the tree shape of each iteration, and is updated by it.
+            policy: chooses the tree shape of each iteration, and is updated by the result.
             trace: receives counts and times.
         """
         try:
@@ -102,7 +102,8 @@ class Engine:
     def forget(self) -> None:
         """Invalidate the target's KV cache, so that the next request prefills its whole prompt.
 
-        The drafter's is not changed. Call it after the cache was written without the engine.
+        The drafter's cache is not changed. Call this method after other code than the engine has written the target's
+        cache.
         """
         self.target.text.forget()
         self.target.figures.forget()

@@ -34,7 +34,7 @@ _CHAIN, _TREE = (1, 1, 1, 1), (2, 1, 1)  # default expansions of sampled drafts,
 
 
 def fitting_expansion(expansion: tuple[int, ...], shapes: Shapes, width: int | None = None) -> tuple[int, ...]:
-    """Return the leading entries of ``expansion``, at least one, whose tree with its root fits in one pass.
+    """Return the leading entries of ``expansion`` whose tree, root included, fits in one pass; at least one entry.
 
     Args:
         expansion: entry i is the number of children of each node at depth i, as in SpecInfer.
@@ -54,11 +54,11 @@ class PreparedRequest:
     policy: Policy
     report: DecodingReport
     sampler: Sampler | None = None
-    decision: AcceptanceSetup | None = None  # if the host accepts
+    decision: AcceptanceSetup | None = None  # of the host's acceptance; None if the device accepts
     counts: Counts | None = None  # of near ties; None if the request does not look for near ties
     is_planned: bool = False  # whether the decoder's own policy chooses the trees
     set_up: Callable[[], None] | None = None  # called when the request begins
-    follow_draws: Callable[[], None] | None = None  # likewise; gives drafters the seed and temperature of the target
+    follow_draws: Callable[[], None] | None = None  # called after ``set_up``: gives drafters the target's seed
 
     def begin(self) -> None:
         """Set up the target and the drafters for this request. Call it just before the request runs.
@@ -96,7 +96,7 @@ class SamplerFactory:
         Args:
             prompt: token ids.
             sampling: the request's parameters, without its seed.
-            seed: of the random draws.
+            seed: seed of the random draws.
             eos: ids of the request's end tokens; empty with ``ignore_eos``.
 
         Raises:
@@ -110,7 +110,7 @@ class SamplerFactory:
         """Return a sampler that chooses nothing, for a request whose tokens are chosen on the device.
 
         It receives each committed token, keeps the log-probabilities, and tracks which tokens the request's constraint
-        and bad words allow next. None if the request has no ``logprobs``, no constraint and no bad words.
+        and bad words allow next. The result is None if the request has no ``logprobs``, no constraint and no bad words.
 
         Args:
             prompt: token ids.
@@ -173,8 +173,8 @@ def with_grammar(model_free: DrafterGroup | None, sampler: Sampler | None) -> Dr
     """Return the model-free drafters of a request with ``sampler``.
 
     Without a grammar (or with ``sampler`` None) they are ``model_free``, which may be None. With a grammar the result
-    is never None. It attaches the tokens that the grammar forces or, if the grammar forces none, the proposals of
-    ``model_free`` that the grammar allows.
+    is a group, never None, that attaches the tokens which the grammar forces. If the grammar forces none, the group
+    attaches the proposals of ``model_free`` that the grammar allows.
     """
     if sampler is None or sampler.grammar is None:
         return model_free
@@ -295,7 +295,7 @@ class HostAcceptance:
 class PolicyPerSetting:
     """Cache of policy copies, one per sampling setting and acceptance rule, because acceptance differs between them.
 
-    At most ``_MOST`` copies are kept, the least recently used is dropped.
+    At most 64 copies are kept; the least recently used copy is dropped first.
     """
 
     _MOST = 64
@@ -307,8 +307,9 @@ class PolicyPerSetting:
     def policy_for(self, policy: Policy, sampling: SamplingParams, speculation: Speculation) -> Policy:
         """Return the policy whose estimates belong to a request's sampling parameters and acceptance rule.
 
-        This is ``policy`` itself for greedy decoding by the default rule without logits processors or fixed width, else
-        a copy of ``policy`` as it first was, which only requests with the same setting use.
+        This is ``policy`` itself for greedy requests with the rule "match", without logits processors,
+        log-probabilities or fixed width. For all others it is a copy of ``policy`` in its state at the first call,
+        which only requests with the same setting use.
         """
         width = speculation.fixed_width if speculation.exactness == "fixed-width" else None
         if policy not in self._unused:

@@ -21,7 +21,7 @@ from yggdrasil.tree.host_tree import HostTree
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 from yggdrasil.tree.token_tree import NO_SCORE, Ranking, TokenTree
 
-NO_TREE = Decision(PLAIN_STEP)  # if there is no room or no drafter
+NO_TREE = Decision(PLAIN_STEP)  # the decision if there is no room for a tree, or no drafter
 
 
 class Emission(NamedTuple):
@@ -68,7 +68,7 @@ class Iteration:
     def accepted_drafts(self) -> list[int]:
         """Indices of the accepted nodes that the drafter attached, from the root down, without the root.
 
-        Accepted model-free nodes are below them, and are left out. The iteration must have an outcome.
+        Accepted model-free nodes, which are deeper, are left out. The iteration must have an outcome.
         """
         assert self.outcome is not None
         end = 1 + self.shape.width * self.shape.depth
@@ -83,11 +83,10 @@ class Iteration:
 class ShadowTree:
     """A tree of model-free drafts, grown before the policy decides whether to verify it.
 
-    The drafts grow in a separate tree, which ``use`` copies to ``tree`` if the policy chooses it, because with head
-    drafts ahead of acceptance ``tree`` may have the next root already. With ``host``, the separate tree is the copy of
-    ``tree`` in pinned memory. Without ``host``, with ``shares_tree`` and with ``tree`` on the host, there is no
-    separate tree: the drafts grow in ``tree``, where the drafter's next root overwrites them, and are ranked in
-    ``order`` [N] int64.
+    The drafts grow in a separate tree, because ``tree`` may already hold the next root if head drafts run ahead of
+    acceptance. If the policy chooses the drafts, ``use`` copies them to ``tree``. With ``host``, the separate tree is
+    the copy of ``tree`` in pinned memory. If ``host`` is None, ``shares_tree`` is True and ``tree`` is on the CPU,
+    there is no separate tree: the drafts grow in ``tree`` itself, and are ranked in ``order`` [N] int64.
     """
 
     def __init__(
@@ -151,7 +150,7 @@ class ModelFreeDrafts:
         host: HostTree | None = None,
     ) -> None:
         self.name = model_free.name
-        model_free.vocab_size = target.vocab_size  # from now on, the trees of users' drafters are checked
+        model_free.vocab_size = target.vocab_size  # so that the trees of users' drafters are checked
         order = None if target.ranks_nodes else target.order
         self.alone = ShadowTree(
             model_free, tree, verify_widths, shares_tree=shares_tree, order=order, host=target.host_tree
@@ -173,7 +172,7 @@ class LiveFeatures:
     """Features of one request that the depth predictor reads, computed on demand.
 
     ``text`` has the committed tokens, prompt included, and ``outcome`` the last target pass. The decode loop updates
-    both. ``copies`` reads tensors of the tree's device; None on a CPU.
+    both. ``copies`` copies tensors from the tree's device to the host; it is None on a CPU.
     """
 
     def __init__(
@@ -247,7 +246,8 @@ class ShapeChoice:
     def decide(self, state: Iteration) -> None:
         """Grow the tree of model-free drafts if the policy wants one, and set the shape of ``state``.
 
-        It is called before the stages run. If the policy needs features of this iteration, ``predict_depth`` sets it.
+        The method is called before the stages run. If the policy needs features of this iteration, the shape stays open
+        until ``predict_depth`` sets it.
         """
         early, model_free = state.decision, self._propose_model_free(state)
         if model_free is not None or not self._predicts_late:

@@ -22,9 +22,9 @@ from yggdrasil.tree.token_tree import Ranking, TokenTree
 class DecodeLoop:
     """Runner of iterations over one target, an optional drafter and one tree, for one request at a time.
 
-    A drafter without tail drafts runs all accepted tokens in its next head draft. ``model_free`` drafts if the
-    policy wants it: alone instead of the drafter, or as further nodes of the drafter's tree. ``max_length`` is the
-    context length in tokens.
+    A drafter without tail drafts runs all accepted tokens in its next head draft. The drafters of ``model_free`` draft
+    if the policy wants them: they replace the drafter, or add nodes to its tree. ``max_length`` is the context length
+    in tokens.
     """
 
     _policy: Policy
@@ -47,9 +47,9 @@ class DecodeLoop:
         # On a GPU the next tree is drafted before the last pass's outcome is known, and model-free drafts extend it.
         drafts = target.next_drafts if isinstance(target, CapturedTarget) else None
         self._next = drafts if drafts is not None and drafts.serves(drafter) else None
-        # Where the host grows or extends drafted trees for captured steps, if it does.
+        # The tree in which the host grows or extends drafted trees for captured steps; None if it does not.
         self._host = target.host_tree if self._steps is None else None
-        self._drafted = tree if self._host is None else self._host.tree  # that the drafter grows
+        self._drafted = tree if self._host is None else self._host.tree  # the tree that the drafter grows
         if self._next is not None:
             self._host = self._next.host
         ranked = tree if self._host is None else self._host.tree

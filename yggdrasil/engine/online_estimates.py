@@ -20,19 +20,19 @@ from yggdrasil.policy.costs import lower_envelope
 from yggdrasil.scheduling.plan import Costs, Plan
 
 VERSION = 2
-PRIOR_PASSES = 64.0  # passes as which a stored cost is weighted
+PRIOR_PASSES = 64.0  # number of timed passes as which a stored cost counts
 SECONDS = 30.0  # between writes; the last is when the decoder is deleted
 BUSY = 0.6  # share of the timed costs below which passes show that the machine was busy when it timed them
-LEAST_PASSES = 16  # of a request that shows it
+LEAST_PASSES = 16  # timed passes that a request needs to show this
 
 
 def refined_costs(costs: Costs, trace: Trace) -> Costs:
     """Return the step costs ``costs``, in milliseconds, averaged with the target passes that ``trace`` has timed.
 
     A verify width (rows of a pass) with n timed passes gets the mean of its stored cost, counted 64 times, and of the n
-    times. All passes together give one such factor of new over stored cost, by which the costs of widths without passes
-    and of drafting are multiplied. Then no width costs more than a wider one, which could run it too. Without timed
-    passes, ``costs`` itself is returned.
+    times. The costs of drafting and of widths without passes are multiplied by the factor, new over stored cost, that
+    all passes together give in the same way. Last, a width that costs more than a wider one gets the wider one's cost,
+    because the wider pass can run its rows too. Without timed passes, ``costs`` itself is returned.
     """
     ratios = _ratios(costs, trace)
     if not ratios:
@@ -51,7 +51,7 @@ def refined_costs(costs: Costs, trace: Trace) -> Costs:
 
 
 def _ratios(costs: Costs, trace: Trace) -> dict[int, float]:
-    """Return the mean time of the passes of ``trace`` over their cost, by verify width."""
+    """Return, by verify width, the mean time of the passes of ``trace`` divided by their cost."""
     return {
         width: trace.passes_ns[width] / 1e6 / count / costs.verify_ms[width]
         for width, count in trace.passes.items()
@@ -72,7 +72,7 @@ def _moved(ratio: float, passes: int) -> float:
 class OnlineEstimates:
     """Refiner of the provisional plan in the file ``path``: updates it after each request and writes it periodically.
 
-    ``state`` returns the policy's acceptance estimates as a JSON-compatible mapping.
+    ``state`` returns the policy's estimates (latency scales, acceptance, regret budgets) as a JSON-compatible mapping.
     """
 
     def __init__(self, path: Path, plan: Plan, state: Callable[[], Mapping[str, Any]]) -> None:
@@ -81,9 +81,9 @@ class OnlineEstimates:
         self._timed, self._was_busy = plan.costs[0], False
 
     def add(self, trace: Trace) -> None:
-        """Update the plan's step costs by the passes of a finished request. Without iterations nothing happens.
+        """Update the plan's step costs by the target passes of a finished request.
 
-        The plan is written if the last write was 30 s ago or more.
+        The plan is written if the last write was 30 s ago or more. A request without iterations changes nothing.
         """
         if not trace.iterations:
             return
@@ -114,9 +114,9 @@ class OnlineEstimates:
 def was_busy(plan: Path) -> bool:
     """Return whether later requests have shown that the machine was busy when the steps of a plan were timed.
 
-    ``plan`` is the file of a provisional plan. The plan's step costs are too high if the passes of a request took less
-    than 60 % of them. Other programs slow wide passes down more than narrow passes. Requests do not correct the cost of
-    a verify width that seems too slow, because the policy never chooses it.
+    ``plan`` is the file of a provisional plan. A request shows this if its timed passes, at least 16, took less than
+    0.6 times the plan's step costs. The steps should then be timed again: requests do not correct the cost of a verify
+    width that seems too slow, because the policy never chooses that width. The result is False if nothing was recorded.
     """
     with suppress(OSError, ValueError, RecursionError, AttributeError):
         return bool(json.loads(state_file(plan).read_bytes()).get("was_busy"))

@@ -1,4 +1,4 @@
-"""Compares logits of wide passes with those of width-1 passes, on the same tokens as trees and one by one."""
+"""Compares the logits of wide passes over trees with the logits of width-1 passes over the same tokens."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -37,7 +37,7 @@ class Worst(NamedTuple):
     text: ProbeText
     continuation: list[int]
     width: int
-    position: int
+    position: int  # index in ``continuation``
 
 
 @torch.inference_mode()
@@ -47,17 +47,17 @@ def measure_parity(
     num_tokens: int,
     on_progress: Callable[[float], None] = lambda _: None,
 ) -> tuple[ParityReport, list[Mismatch]]:
-    """Compare logits of passes of every verify width with those of width-1 passes, on greedy tokens.
+    """Compare the logits of passes of every verify width with the logits of width-1 passes, on greedy tokens.
 
-    Each text gets ``num_tokens`` tokens. Wide passes continue from their own keys and values, as decoding does, so
-    accumulated drift is included.
+    Width-1 passes generate ``num_tokens`` greedy tokens after each text, which wide passes then verify. Wide passes
+    continue from their own keys and values, as decoding does, so accumulated drift is included.
 
     Args:
         on_progress: receives the fraction done, 0 to 1.
 
     Returns:
-        The report of the differences, and, by ascending width, one ``Mismatch`` per index of the text where the two
-            choose different tokens.
+        The report of the differences, and, by ascending width, one ``Mismatch`` per index of a text at which a wide
+            pass and a width-1 pass choose different tokens.
 
     Raises:
         YggdrasilError: a text with its tokens is too long for the context, or the steps are CUDA graphs.
@@ -138,7 +138,8 @@ class _Probe:
     def layer_divergence(self, worst: Worst) -> list[LayerDivergence]:
         """Return how far the hidden states of a tree pass and of width-1 passes differ in each layer, at ``worst``.
 
-        That is the largest difference, and its ratio to the largest state of the width-1 pass. Both run eagerly.
+        Each layer's entry has the largest absolute difference, and its ratio to the largest absolute state of the
+        width-1 pass. Both passes run eagerly.
         """
         runner = self._model.runner
         layers = range(runner.loaded.num_layers)

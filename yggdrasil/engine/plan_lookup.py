@@ -98,9 +98,9 @@ def plan_name(model: str | Path) -> str:
 def automatic_name(model: Source, drafters: Sequence[str] | None, dtype: DtypeName, device: DeviceName) -> str:
     """Return the name of the provisional plan that a model's first use makes for these drafters, dtype and device.
 
-    It is that of ``plan_name``, the first 8 digits of the model's fingerprint, and the arguments, joined by dashes. The
-    order of ``drafters`` counts; None and empty are the same. "pytorch" follows on a CPU without the native library,
-    where weights and step costs are others.
+    The name joins the model's ``plan_name``, the first 8 digits of its fingerprint, dtype, drafters, and a device other
+    than "cpu" by dashes. The order of ``drafters`` counts; None and empty are the same. On a CPU without the native
+    library, "pytorch" follows, because weights and step costs differ there.
     """
     named = "".join(f"-{plan_name(drafter)}" for drafter in drafters or ())
     name = f"{plan_name(model.given)}-{model.fingerprint()[:8]}-{dtype}{named}"

@@ -79,8 +79,8 @@ def _assumed(shapes: Shapes, agreement: Sequence[float]) -> tuple[dict[int, Floa
     """Return ratios and mean survival of trees that were not measured, as if each were a chain.
 
     Args:
-        agreement: share of drafted tokens that equal the target's, by draft step; the last one holds for further steps.
-            Empty: a default.
+        agreement: share of drafted tokens that equal the target's, by draft step; further steps have the last share. If
+            it is empty, every step has the share 0.5.
     """
     shares = [*agreement[: shapes.max_depth]] or [_OWN_SURVIVAL]
     shares += shares[-1:] * (shapes.max_depth - len(shares))
@@ -104,7 +104,7 @@ def drafting_by(plan: Plan, folder: Path, stand_in: Drafter) -> Drafting:
     """Return the drafters of a plan whose drafter is replaced by ``stand_in``, with the plan adapted to them.
 
     The plan's model-free drafters stay. N-gram statistics are added if the plan has none and the native library, which
-    counts n-grams, is there. An ``NGramDrafter`` as ``stand_in`` drafts alone. The adapted plan has the default
+    counts n-grams, is installed. An ``NGramDrafter`` as ``stand_in`` drafts alone. The adapted plan has the default
     schedule and no depth predictor and, for a drafter that is not model-free, at least one draft width.
 
     Args:
@@ -162,7 +162,7 @@ def planned_drafter(
 def planned_vocabulary(plan: Plan, folder: Path) -> Vocabulary | None:
     """Load the restricted draft vocabulary of the plan's draft head from ``folder``, the plan's predictor.
 
-    None if the head drafts all tokens or there is none.
+    The result is None if the plan has no draft head, or a head that drafts all tokens.
 
     Raises:
         ArtifactError: the file is missing or damaged.

@@ -34,7 +34,7 @@ class RecommendedSampling(NamedTuple):
 def describe(params: SamplingParams) -> str:
     """Return temperature and the parameters that differ from their defaults, such as "temperature 0.8, top-k 40".
 
-    "greedy" for greedy decoding.
+    For greedy decoding the text is "greedy".
     """
     if params.is_greedy:
         return "greedy"
@@ -47,6 +47,8 @@ def describe(params: SamplingParams) -> str:
 
 def recommended_sampling_of(decoder: "Decoder") -> RecommendedSampling:
     """Return the sampling parameters that the target's files recommend; llama.cpp's defaults if they have none.
+
+    llama.cpp's defaults are also returned for a decoder without a plan.
 
     Raises:
         YggdrasilError: the target is missing, or its GGUF file is damaged.
@@ -65,7 +67,7 @@ def recommended_sampling(folder: Path | None, gguf: Path | None) -> RecommendedS
     Values out of range are left out.
 
     Args:
-        folder: its generation_config.json is read if ``gguf`` is None.
+        folder: the model's folder, whose generation_config.json is read if ``gguf`` is None.
         gguf: a GGUF file, whose metadata are read; None if the model has no GGUF file.
 
     Raises:

@@ -79,9 +79,9 @@ def _naming_full_memory() -> Iterator[None]:
 class Request:
     """A running request: an iterable over pieces of final text, which can be iterated once.
 
-    Stop iterating to cancel it. It holds the decoder's lock from the first piece until it ends, is closed, or its
-    iterator is garbage-collected. ``on_end`` is called at the end, also after errors, with the prompt's tokens, the
-    answer's tokens and the trace.
+    Close the iterator, or call ``result``, to cancel the request. The request holds the decoder's lock from the first
+    piece until it ends, or until its iterator is closed or garbage-collected. ``on_end`` is called at the end, also
+    after errors, with the prompt's tokens, the answer's tokens and the trace.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Request:
 
     @property
     def prefilled_share(self) -> float:
-        """Return the fraction of the prompt that is prefilled, 0 to 1, of a request that has begun."""
+        """Return the fraction of the prompt that is prefilled, 0 to 1; the request must have begun."""
         return min(1.0, self._prepared.engine.target.length / len(self._prompt))
 
     def logprobs(self, start: int = 0) -> list[TokenLogprobs]:

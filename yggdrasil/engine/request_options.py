@@ -20,10 +20,10 @@ class RequestOptions(TypedDict, total=False):
     """
 
     max_new_tokens: int
-    stop: str | Sequence[str] | None  # end before any of these texts, which may include special tokens
+    stop: str | Sequence[str] | None  # texts before which the answer ends; they may include special tokens
     include_stop: bool  # include the stop text in the answer
-    ignore_eos: bool  # continue after end tokens
-    speculation: bool | Speculation  # False: plain compiled decoding
+    ignore_eos: bool  # continue after the model's end tokens
+    speculation: bool | Speculation  # False decodes plainly, True takes the default settings
     sampling: SamplingParams
     watch: "Watch | None"  # called with each iteration's tree, in the decoding thread
     wait: bool  # wait for another thread's request on this decoder, instead of raising
@@ -94,7 +94,7 @@ def check_prompt_tokens(tokens: Sequence[int], limit: int, vocab_size: int) -> N
 
     Raises:
         ContextFull: the prompt has ``limit`` tokens or more.
-        YggdrasilError: it is empty, or has an id outside the vocabulary.
+        YggdrasilError: the prompt is empty, or has an id outside the vocabulary.
     """
     if not tokens:
         raise YggdrasilError("the prompt is empty; give at least one token of text")
@@ -111,8 +111,8 @@ def check_prompt_tokens(tokens: Sequence[int], limit: int, vocab_size: int) -> N
 def near_tie_tolerance(speculation: Speculation, measured: float | None) -> float:
     """Return the difference of the two best logits below which a decision is a near tie; 0 if near ties do not matter.
 
-    It is ``speculation.tolerance`` if given, else ``measured``, the tolerance that ``yggdrasil parity`` measured for
-    the models on this machine; None if it did not.
+    ``speculation.tolerance`` takes precedence over ``measured``, the tolerance that ``yggdrasil parity`` measured for
+    the models on this machine (None if it was not measured).
 
     Raises:
         YggdrasilError: near ties matter (exactness "strict", or an audit), and there is no tolerance.

@@ -13,8 +13,9 @@ _FARTHEST = 16  # the most earlier tokens that are used as context
 class IncrementalDetokenizer:
     """Detokeniser of a growing token sequence, piece by piece, after the tokens ``before``.
 
-    A piece ends with a whole character. Later invalid bytes could change earlier characters (a byte-fallback decoder
-    decodes consecutive bytes together). Returned pieces then stay, and the bytes become replacement characters.
+    A piece ends with a whole character. A byte-fallback decoder decodes consecutive bytes together, so later invalid
+    bytes could change earlier characters. Returned pieces then stay as they are, and the bytes become replacement
+    characters.
     """
 
     def __init__(self, tokenizer: Any, *, skip_special: bool, before: Sequence[int] = ()) -> None:
@@ -25,7 +26,7 @@ class IncrementalDetokenizer:
 
     def _begin(self) -> None:
         self._ids = list(self._returned)  # tokens that are decoded together for the next piece
-        self._prefix, self._prefix_size = "", 0  # text that earlier pieces include, of the first so many of ``_ids``
+        self._prefix, self._prefix_size = "", 0  # text of the first ``_prefix_size`` of ``_ids``, already returned
 
     def step(self, tokens: list[int]) -> str:
         """Add token ids, and return the text that they complete; "" while the last character is incomplete.
@@ -191,7 +192,7 @@ class TextStream:
     def finish(self, reason: FinishReason) -> None:
         """End the text for a reason other than its tokens: "context" (the context is full) or "cancelled".
 
-        Nothing happens if it has already ended.
+        Nothing happens if the text has already ended.
         """
         if self.finish_reason is None:
             self.finish_reason = reason

@@ -19,8 +19,8 @@ class IterationTree:
     """A copy of an iteration's tree. Node 0 is the last committed token, and the only one of a plain step."""
 
     drafter: str  # names of the drafters, joined by " + "; "none" for a plain step
-    tokens: list[int]
-    parents: list[int]
+    tokens: list[int]  # token id of each node
+    parents: list[int]  # index of each node's parent; 0 for the root itself
     verified: list[int]  # nodes in the target's pass
     accepted: list[int]  # nodes of the accepted path, the root first
     bonus: int  # the bonus token
@@ -83,8 +83,8 @@ class Trace:
     model_free_trees: int = 0  # iterations that verified only model-free drafts
     tokens: int = 0  # from iterations, without the prefill's token
     proposed: int = 0  # verified drafted tokens
-    accepted: int = 0
-    stage_ns: Counter[str] = field(default_factory=Counter)
+    accepted: int = 0  # of the proposed tokens
+    stage_ns: Counter[str] = field(default_factory=Counter)  # by stage name
     expected_tokens: float = 0.0  # expected before verification, bonus included
     predicted_ms: float = 0.0  # predicted time of all iterations
     reused_tokens: int = 0  # prompt tokens reused from the cache
@@ -99,7 +99,7 @@ class Trace:
 
         Args:
             expected: tokens that the policy predicted, bonus token included.
-            predicted_ms: milliseconds that it predicted.
+            predicted_ms: milliseconds that the policy predicted.
         """
         self.expected_tokens += expected
         self.predicted_ms += predicted_ms
@@ -115,7 +115,7 @@ class Trace:
             self.accepted += tokens - 1
 
     def note_pass(self, nanoseconds: int) -> None:
-        """Add the nanoseconds of a target pass to the total of its width, that of the iteration noted last."""
+        """Add the nanoseconds of a target pass to the total of the verify width that ``note`` counted last."""
         width = self.last_shape.verify_width if self.last_shape.depth else 1
         self.passes[width] += 1
         self.passes_ns[width] += nanoseconds
@@ -171,15 +171,15 @@ class Metrics:
     ttft_ms: float
     reused_tokens: int  # prompt tokens reused from the cache
     proposed: int  # drafted tokens that the target verified
-    accepted: int  # of these
+    accepted: int  # proposed tokens that the target accepted
     acceptance_rate: float
     plain_steps: int
     model_free_trees: int  # iterations that verified only model-free drafts; their draft width is 0
-    depths: dict[int, int]  # depth -> iterations; likewise the next two
-    draft_widths: dict[int, int]
-    verify_widths: dict[int, int]
-    stage_ms: dict[str, float]
-    overhead_share: float  # of the decoding time, outside the models
+    depths: dict[int, int]  # depth -> iterations
+    draft_widths: dict[int, int]  # draft width -> iterations
+    verify_widths: dict[int, int]  # verify width -> iterations
+    stage_ms: dict[str, float]  # stage name -> total milliseconds
+    overhead_share: float  # share of the decoding time spent outside the models, 0 to 1
     predicted_tpot_ms: float | None  # predicted cost over expected tokens; None without a plan
     decoding: DecodingReport = DecodingReport()
 
@@ -193,9 +193,10 @@ Actions = Mapping[str, Callable[[State], None]]  # by stage name; stages without
 
 
 class InOrderExecutor:
-    """Executor on one thread, in the schedule's order. Fastest on a CPU, where verification uses all cores.
+    """Executor that runs the stages on one thread, in the schedule's order.
 
-    Times are the host's: on a GPU they are those of launches and of waiting for the device.
+    This is fastest on a CPU, where verification uses all cores. Times are measured on the host: on a GPU they are the
+    times of launching work and of waiting for the device.
     """
 
     def run(self, schedule: Schedule, actions: Actions[State], state: State, times: Counter[str]) -> None:
@@ -214,9 +215,10 @@ class InOrderExecutor:
 
 
 class EventExecutor:
-    """Executor in order, with stage times on the GPU's timeline, which include waiting for work.
+    """Executor that runs the stages in order, and times them on the GPU's timeline, waiting for work included.
 
-    The host waits once, at the end of an iteration. ``make_event`` creates a timing event, such as torch.cuda.Event.
+    The host waits for the GPU once, at the end of an iteration. ``make_event`` creates a timing event, such as
+    torch.cuda.Event.
     """
 
     def __init__(self, make_event: Callable[[], Any]) -> None:

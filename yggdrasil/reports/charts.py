@@ -79,7 +79,7 @@ class Charts:
         self._template: object = {}
 
     def add(self, figure: "Figure | None") -> str:
-        """Return the HTML of a plotly figure, its container and its data; "" for None. ``scripts`` draws it."""
+        """Return the HTML of a Plotly figure: its container, and its data, which ``scripts`` draws; "" for None."""
         if figure is None:
             return ""
         self._count += 1

@@ -51,7 +51,7 @@ class Facts:
 
     @property
     def missing_profile(self) -> str | None:
-        """A sentence that the profile, the source of most tables, is missing; None if it exists."""
+        """A sentence that the profile (measured times) is missing; None if it exists or the plan is provisional."""
         if self.profile.is_dir() or self.plan.is_provisional:
             return None
         return (
@@ -61,7 +61,7 @@ class Facts:
 
     @property
     def table(self) -> str | None:
-        """One line on which shipped text the n-gram table counts; None without a table or shipped text.
+        """One line that names the shipped text counted in the n-gram table; None if there is no table or no such text.
 
         Raises:
             ArtifactError: the table is damaged.
@@ -74,7 +74,7 @@ class Facts:
 
     @cached_property
     def lengths(self) -> AcceptedLengths:
-        """Accepted lengths of the drafter's tree shapes. Only for a plan with a draft model or head."""
+        """Accepted lengths of the drafter's tree shapes; ``learned`` must not be None."""
         assert self.learned is not None, "no pass drafts here"
         return AcceptedLengths(self.learned.mean_survival, self.learned.ratios, self.plan.shapes.verify_widths)
 
@@ -105,7 +105,8 @@ class Facts:
         """Return measured step times, one row per model, context and width.
 
         Columns: model ("target" or "drafter"), context (tokens in the cache), width (rows of the step: 1 for a plain
-        step, else the verify or draft width), median ms, p10_ms, p90_ms and number of samples.
+        step, else the verify or draft width), ms (the median), p10_ms, p90_ms (10th and 90th percentile), samples
+        (their number).
 
         Raises:
             ArtifactError: the file of the samples is damaged.
@@ -124,8 +125,8 @@ class Facts:
     def iterations(self) -> pd.DataFrame:
         """Return the milliseconds of each stage per iteration, one row per stage.
 
-        Columns: stage, ms_an_iteration, share. The times come from the search's chosen plan, else from the profile's
-        mixed tree shapes.
+        Columns: stage, ms_an_iteration, share (0 to 1). The times are those measured for the search's chosen plan, else
+        medians over the profile's mixed tree shapes.
 
         Raises:
             ArtifactError: a file is damaged.
@@ -148,8 +149,8 @@ class Facts:
     def objective(self) -> pd.DataFrame:
         """Return the predicted speed of every drafted tree shape at the plan's first context length, one row per shape.
 
-        Columns: width, depth, verify_width, aal, iteration_ms, ms_per_token, speedup (over plain decoding). Empty if no
-        model drafts.
+        Columns: width, depth, verify_width, aal, iteration_ms, ms_per_token, speedup (over plain decoding). The table
+        is empty if no model drafts.
         """
         costs = self.plan.costs[0].steps()
         rows = []

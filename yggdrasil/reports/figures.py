@@ -23,7 +23,7 @@ STAGE_COLOURS = {
 def latency(tables: dict[str, pd.DataFrame]) -> Figure | None:
     """Draw the milliseconds of a step against its width: median and 10-90 % band per context length.
 
-    None if the table "latency" is empty.
+    Return None if the table "latency" is empty.
     """
     table = tables["latency"]
     models = [model for model in ("target", "drafter") if model in set(table["model"])]
@@ -75,8 +75,8 @@ def iterations(tables: dict[str, pd.DataFrame]) -> Figure | None:
 def prediction(tables: dict[str, pd.DataFrame]) -> Figure | None:
     """Draw the table "prediction": predicted (y) against measured (x) milliseconds of an iteration, a point per plan.
 
-    A dashed line marks equal times; a band marks predictions within 7 % of the measured time. None if the table is
-    empty.
+    A dashed line marks equal times; a band marks predictions within 7 % of the measured time. Return None if the table
+    is empty.
     """
     table = tables["prediction"]
     if table.empty:
@@ -106,13 +106,13 @@ def prediction(tables: dict[str, pd.DataFrame]) -> Figure | None:
 def objective(tables: dict[str, pd.DataFrame], chosen: tuple[int, int, int] | None) -> Figure | None:
     """Draw the predicted speed-up over plain decoding by depth and verify width, one heatmap per draft width.
 
-    Two tree shapes (draft width, depth, verify width) are marked: that of the lowest latency, and that of the highest
-    average accepted length (AAL). None if the table "objective" is empty.
+    The tree shapes (draft width, depth, verify width) of the lowest latency and of the highest average accepted length
+    (AAL) are marked. Return None if the table "objective" is empty.
 
     Args:
         tables: all tables of the report, by name; "objective" is drawn.
-        chosen: the tree shape that a schedule search has chosen, marked too unless it is the plain step; None: there
-            was no search.
+        chosen: the tree shape that a schedule search has chosen, which is marked too unless it is the plain step; None
+            if there was no search.
     """
     table = tables["objective"]
     if table.empty:
@@ -156,7 +156,7 @@ def objective(tables: dict[str, pd.DataFrame], chosen: tuple[int, int, int] | No
 def timelines(tables: dict[str, pd.DataFrame]) -> Figure | None:
     """Draw when each stage of an iteration runs, predicted and measured, for the naive and the chosen plan.
 
-    None if the table "timelines" is empty.
+    Return None if the table "timelines" is empty.
     """
     table = tables["timelines"]
     if table.empty:
@@ -185,9 +185,9 @@ def styled(figure: Figure, height: int, legend_y: float = -0.24, least_width: in
     """Apply the report's fonts, background and grid colours, and margins to ``figure``, in place, and return it.
 
     Args:
-        height: in pixels.
-        legend_y: vertical place of the legend, in units of the plot's height; below 0 is under the plot.
-        least_width: in pixels; below it labels would overlap.
+        height: height of the figure in pixels.
+        legend_y: vertical position of the legend, in units of the plot's height; below 0 is under the plot.
+        least_width: width in pixels below which labels would overlap.
     """
     figure.update_layout(
         height=height, paper_bgcolor=PAPER, plot_bgcolor=PAPER, margin={"l": 60, "r": 20, "t": 50, "b": 50},

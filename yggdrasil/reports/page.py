@@ -191,7 +191,7 @@ def _table(table: pd.DataFrame, title: str, *, opened: bool = False) -> str:
 
 
 def _prose(text: str) -> str:
-    """Return ``text`` as HTML, with what stands between backticks as code."""
+    """Return ``text`` as HTML, in which text between backticks becomes a code element."""
     return re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(text))
 
 

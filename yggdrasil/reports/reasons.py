@@ -8,9 +8,9 @@ from yggdrasil.scheduling.plan import Expectation, Plan
 def considered(plan: Plan) -> pd.DataFrame:
     """Return a table of the policies that a calibration simulated: the chosen one, then the others, fastest first.
 
-    A drafter that was left out is the last row. Columns: policy, speedup, aal, ms_a_token, time_over_chosen (its time
-    per token over the chosen one's), chosen. Empty for the provisional plan of a model's first use, for which nothing
-    was simulated.
+    A drafter that was left out is the last row. Columns: policy, speedup, aal, ms_a_token, time_over_chosen (time per
+    token divided by the chosen policy's), chosen. The table is empty for the provisional plan of a model's first use,
+    for which nothing was simulated.
     """
     rows = [] if plan.is_provisional else [_row(plan, plan.predicted, chosen=True)]
     rows += [_row(plan, other, chosen=False) for other in sorted(plan.rejected, key=lambda each: each.tpot_ms)]

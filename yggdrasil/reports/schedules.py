@@ -7,7 +7,7 @@ from yggdrasil.scheduling.stages import Schedule
 def changed_variants(entry: Searched) -> str:
     """Return the stage variants in which a searched plan differs from the default schedule, such as "accept=host".
 
-    Several are joined by ", ". "default" if there are none.
+    Several are joined by ", "; without any the text is "default".
     """
     default = Schedule.of({}).variants
     variants = Schedule.parse(entry.stages).variants
@@ -17,8 +17,8 @@ def changed_variants(entry: Searched) -> str:
 def verdict(result: SearchResult) -> list[str]:
     """Return sentences on a search: the errors of its predictions, and the chosen plan's speed over the named plans'.
 
-    Regret is the share by which the plan with the best prediction is slower than the fastest measured one. One sentence
-    says so if nothing was measured.
+    Regret is the share by which the plan with the best prediction is slower than the fastest measured plan. If nothing
+    was measured, the only sentence says so.
     """
     chosen = result.entry(result.chosen)
     measured = [entry for entry in result.entries if entry.measured_ms_per_token and entry.shape[1]]

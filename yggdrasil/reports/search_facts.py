@@ -21,9 +21,10 @@ from yggdrasil.tree.shape import TreeShape
 
 
 class SearchFacts:
-    """Tables of one plan's search; they are empty if ``result`` or the stage samples in ``profile`` are missing.
+    """Tables of one plan's search; they are empty if ``result`` is None.
 
-    ``lengths`` are the accepted lengths of the drafter's trees, which predictions need.
+    ``timelines`` is also empty if ``profile`` has no stage samples, or ``lengths``, the accepted lengths of the
+    drafter's trees, is None.
     """
 
     def __init__(self, result: SearchResult | None, lengths: AcceptedLengths | None, profile: Path) -> None:

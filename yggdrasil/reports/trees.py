@@ -15,7 +15,7 @@ def record_trees(
 ) -> pd.DataFrame:
     """Decode prompts and return the ``each`` trees per prompt with most accepted tokens, one row per node.
 
-    Columns are those of ``TREE_COLUMNS``. Rows are by prompt, iteration and node. The role of a node is "root",
+    The columns are ``TREE_COLUMNS``. Rows are sorted by prompt, iteration and node. The role of a node is "root",
     "accepted", "verified" (but rejected by the target) or "drafted" (but pruned before verification). Plain steps are
     left out.
 

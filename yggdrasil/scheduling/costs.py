@@ -94,7 +94,7 @@ class StageCosts:
 
     tables: Mapping[str, Mapping[tuple[int, ...], float]]
     plain_ms: float
-    source: str = "the profile"  # the samples' source, for error messages
+    source: str = "the profile"  # name of the samples' file in error messages
 
     @classmethod
     def from_samples(cls, frame: pd.DataFrame, source: str = "the profile") -> StageCosts:

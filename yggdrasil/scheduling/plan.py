@@ -34,7 +34,7 @@ class Shapes:
 
     max_length: int = 2048  # tokens of a request, prompt included
     draft_widths: tuple[int, ...] = (1, 2, 4, 8)  # empty if there is no draft model or head
-    max_depth: int = 8
+    max_depth: int = 8  # the most draft steps of a tree
     candidates: int = 8  # top-k continuations stored per drafted node
     verify_widths: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 16, 32, 64)
     prefill_widths: tuple[int, ...] = (16, 32, 64, 128)  # narrow ones for short turns of a chat
@@ -75,7 +75,8 @@ class Shapes:
     def cache_capacity(self) -> int:
         """Number of KV cache slots: the longest text, then the temporary rows of the widest step.
 
-        Rows of a head draft ahead of acceptance follow the tree, whose root is at most the text's last but one token.
+        A head draft ahead of acceptance writes its rows after those of the tree, whose root is at most the last but one
+        token of the text.
         """
         guesses = self.num_nodes + self.verify_widths[-1] - 2
         return self.max_length + max(self.num_nodes, guesses, self.prefill_widths[-1], self.max_depth + 1)
@@ -105,8 +106,8 @@ class Costs:
 
     context: int
     head_ms: float  # head draft: the drafter's pass over newly committed tokens
-    draft_ms: dict[int, float]  # draft width -> each draft step but the last
-    verify_ms: dict[int, float]  # verify width -> target pass
+    draft_ms: dict[int, float]  # draft width -> time of each draft step but the last
+    verify_ms: dict[int, float]  # verify width -> time of a target pass
     overhead_ms: float  # of an iteration, outside the models
     plain_ms: float  # an iteration of plain decoding, its overhead included
     model_free_overhead_ms: float | None = None  # of iterations with model-free drafts only
@@ -158,7 +159,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Searched:
-    """A candidate plan of a schedule search. Measured fields are None if it was only predicted."""
+    """A candidate plan of a schedule search. Measured fields are None if the candidate was only predicted."""
 
     name: str
     stages: tuple[str, ...]
@@ -177,8 +178,8 @@ class Searched:
 class SearchResult:
     """Result of a schedule search: the chosen plan and all candidates.
 
-    The best predictions ("top 1", ...) come first, in their order, then the named plans, and plain decoding last if
-    plans were measured.
+    ``entries`` has the best predictions first, named "top 1", "top 2" and so on, then the named plans, and plain
+    decoding last if plans were measured.
     """
 
     objective: Objective
@@ -215,7 +216,7 @@ class Plan:
     left_out: LeftOut | None = None
     draft_vocabulary: int | None = None  # size of a head's restricted vocabulary; None: not restricted
     is_provisional: bool = False  # created at a model's first use, not by a calibration
-    agreement: tuple[float, ...] = ()  # of a provisional plan's head with held-out text, by draft step, by its training
+    agreement: tuple[float, ...] = ()  # a head's share of drafts that equal the target's tokens, by draft step
 
     def __post_init__(self) -> None:
         Schedule.parse(self.stages)
@@ -262,8 +263,8 @@ class Plan:
     def weights_in(self, dtype: str, model: ModelRef | None = None) -> Weights:
         """Return the weight format in which to load a model for arithmetic in ``dtype``, "bfloat16" or "float32".
 
-        It is the plan's, except that a GGUF file's quantised blocks are dequantised ("full") if ``dtype`` is not the
-        plan's.
+        The format is the plan's, except that a GGUF file's quantised blocks are dequantised ("full") if ``dtype`` is
+        not the plan's.
 
         Args:
             model: the target or the drafter of the plan; None is the target.
@@ -304,8 +305,8 @@ def resolve_source(source: str) -> str:
 def portable_source(source: str) -> str:
     """Return a checkpoint's source as a plan stores it; ``resolve_source`` is the inverse.
 
-    A path inside the package becomes ``yggdrasil:PATH``, one inside the user's cache ``cache:PATH``, any other that
-    exists an absolute path. Anything else, such as a hub id, stays the same.
+    A path inside the package becomes ``yggdrasil:PATH``, a path inside the user's cache ``cache:PATH``, and any other
+    existing path an absolute path. A source that does not exist as a path, such as a hub id, is returned unchanged.
     """
     path = Path(source)
     if not path.exists():

@@ -87,7 +87,7 @@ class Space:
             executor: ``"captured"`` steps accept on the device, so they leave out ``accept=host``.
             reads_head: whether the depth predictor reads the candidates of the head draft. If True, only schedules that
                 run the head draft before depth prediction are included; if False, only schedules that do not.
-            reads_states: the drafter is a draft head on the target's hidden states, which cannot draft ahead of time.
+            reads_states: whether the drafter is a head on the target's hidden states, which cannot draft ahead of time.
         """
         shapes = tuple(
             TreeShape(width, depth, verify_width)
@@ -108,7 +108,7 @@ class Space:
     def schedules(self) -> Iterator[Schedule]:
         """Yield every schedule of the space once; orders with the same sequence on each resource count as one.
 
-        For an in-order executor that is one per combination of variants.
+        For an in-order executor, this yields one schedule per combination of variants.
         """
         for chosen in self.variants:
             seen = set()
@@ -147,7 +147,7 @@ def search(
     """Return the best ``keep`` combinations of schedule and tree shape, best prediction first.
 
     Of equal predictions of one shape only the simplest schedule is listed. Shapes whose lower bound of the latency is
-    above the worst kept candidate are skipped, which does not change the result.
+    above that of the worst kept candidate are skipped, which does not change the result.
 
     Args:
         space: schedules and shapes to combine.

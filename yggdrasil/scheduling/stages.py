@@ -2,7 +2,8 @@
 
 An iteration is a graph. Dependencies follow from the stages' inputs and outputs, and a ``Schedule`` that violates one
 cannot be built. Some variants of a stage remove dependencies: they compute a superset ahead of time, or decide one
-iteration late. Their results for the next iteration exist when it begins. Imports no torch.
+iteration late. The values that these variants compute for the next iteration exist when that iteration begins. Imports
+no torch.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,13 +16,13 @@ Resource = Literal["host", "target", "drafter"]  # the host's thread, or the mod
 
 
 class Stage(NamedTuple):
-    """One step of an iteration in one of its variants."""
+    """A part of an iteration, in one of its variants."""
 
     name: str
     variant: str  # empty if the stage has only one
     resource: Resource
-    inputs: frozenset[str]  # values that must exist before it runs
-    outputs: frozenset[str]
+    inputs: frozenset[str]  # names of the values that must exist before the stage runs
+    outputs: frozenset[str]  # names of the values that the stage computes
     joins: frozenset[str] = frozenset()  # inputs only if a stage of the schedule outputs them
 
     @property
@@ -190,13 +191,13 @@ def _orders(stages: Sequence[Stage]) -> Iterator[tuple[Stage, ...]]:
 
 
 def all_variants(*, reads_states: bool = False) -> list[dict[str, str]]:
-    """Return every combination of stage variants as a dictionary stage -> variant, that of the defaults first.
+    """Return every combination of stage variants as a dictionary stage -> variant, the default variants first.
 
     Only stages with several variants are in the dictionaries.
 
     Args:
-        reads_states: the drafter needs the target's hidden states of committed tokens, so variants that draft ahead of
-            time are left out.
+        reads_states: whether the drafter needs the target's hidden states of committed tokens, so that variants which
+            draft ahead of time are left out.
     """
     names = [name for name, variants in STAGES.items() if len(variants) > 1]
     every = [dict(zip(names, choice, strict=True)) for choice in product(*(STAGES[name] for name in names))]
@@ -232,11 +233,11 @@ NAMED_WITH_STATES = {"naive": {**_SERIAL, **_WITH_STATES}}
 
 
 def named_variants(*, reads_states: bool, is_captured: bool) -> dict[str, dict[str, str]]:
-    """Return the schedules that the paper compares and the drafter and device support: name -> stage -> variant.
+    """Return those of the schedules compared in the paper that drafter and device support: name -> stage -> variant.
 
     Args:
-        reads_states: the drafter is a head on the target's hidden states, which cannot draft ahead of time.
-        is_captured: steps are captured CUDA graphs, which accept on the device.
+        reads_states: whether the drafter is a head on the target's hidden states, which cannot draft ahead of time.
+        is_captured: whether steps are captured CUDA graphs, which accept on the device.
     """
     named = NAMED_WITH_STATES if reads_states else NAMED_VARIANTS
     return {name: {**variants, **({"accept": "device"} if is_captured else {})} for name, variants in named.items()}

@@ -1,9 +1,9 @@
 """Predicts the timeline of a schedule's iteration from the durations of its stages (paper section 5.2).
 
 Each resource runs its stages one at a time, in the schedule's order. A stage starts when its resource is free and its
-inputs exist. An in-order executor has one resource for all stages; captured steps have two, the host's thread and one
-stream of the device for both models. Durations are milliseconds, as floats or numpy
-arrays that broadcast, for a whole grid of shapes or many draws of measured durations. Imports no torch.
+inputs exist. An in-order executor has one resource for all stages. Captured steps have two: the host's thread, and one
+stream of the device for both models. Durations are milliseconds, as floats or numpy arrays that broadcast, for a whole
+grid of shapes or many draws of measured durations. Imports no torch.
 """
 
 from collections.abc import Mapping
@@ -39,11 +39,11 @@ class Timeline:
 
 
 def predict_timeline(schedule: Schedule, durations: Mapping[str, Milliseconds], executor: ExecutorKind) -> Timeline:
-    """Predict when each stage of one iteration starts and ends, from 0 on.
+    """Predict when each stage of one iteration starts and ends, in milliseconds since the iteration began.
 
     Args:
         durations: stage name -> milliseconds >= 0, one number or an array for many tree shapes.
-        executor: which stages share a resource: all ("in-order"), or both models' ("captured").
+        executor: decides which stages share a resource: all ("in-order"), or those of both models ("captured").
     """
     ends: dict[str, Milliseconds] = {}
     free: dict[str, Milliseconds] = {}

@@ -1,4 +1,4 @@
-"""The address of a server. Imports neither uvicorn nor PyTorch."""
+"""Opens a server's listening socket and formats its URL. This module imports neither uvicorn nor PyTorch."""
 
 import socket
 
@@ -6,7 +6,7 @@ from yggdrasil.errors import YggdrasilError, first_line
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on ``host`` and ``port``; port 0 lets the system choose.
+    """Return a TCP socket that listens on ``host`` and ``port``; with port 0 the system chooses a free port.
 
     Raises:
         YggdrasilError: the address cannot be bound.
@@ -21,5 +21,5 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def url_of(host: str, listener: socket.socket) -> str:
-    """Return the server's URL, with the port that the system chose if port 0 was requested."""
+    """Return the server's URL: ``host``, and the port to which the socket ``listener`` is bound."""
     return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"

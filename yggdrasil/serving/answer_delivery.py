@@ -14,10 +14,13 @@ _REST_SECONDS = 5e-4
 
 
 class AnswerDelivery:
-    """Emits the pieces of one answer as their text becomes final; ``scored`` has the prompt's log-probabilities."""
+    """Emits the events of one answer as its text becomes final.
+
+    ``scored`` holds the log-probabilities of the prompt's tokens; it is empty if the job does not score the prompt.
+    """
 
     def __init__(self, job: Job, scored: Sequence[TokenLogprobs]) -> None:
-        self.trees: list[IterationTree] = []
+        self.trees: list[IterationTree] = []  # of the iterations since the last piece; the worker appends them
         self._job, self._scored = job, scored
         self._logprobs = list(scored)
         self._emitted_length = self._num_logprobs = 0
@@ -26,12 +29,14 @@ class AnswerDelivery:
         self._is_text_only = sampling.logprobs is None and not job.shows_trees
 
     def emit_new(self, text: str, request: Request) -> None:
-        """Emit the text, log-probabilities and trees of an answer that are new, if the client asked for a stream.
+        """Emit an answer's new text, log-probabilities and trees as one ``Piece``, if the answer is streamed.
+
+        Without any of them nothing is emitted, except one empty ``Piece`` during a prefill of several chunks.
 
         Args:
-            text: new final text. It may be empty: until the prompt is prefilled, each call reports one prefilled chunk
-                of it.
-            request: the running request, which has the new log-probabilities.
+            text: text that became final since the last call. It may be empty: during the prefill, each call reports
+                one prefilled chunk of the prompt.
+            request: the running request, from which the new log-probabilities are read.
         """
         if not self._job.is_streamed:
             return
@@ -51,7 +56,7 @@ class AnswerDelivery:
     def end(self, result: Generation) -> None:
         """Emit the last event of the answer, with ``result``.
 
-        Of a streamed answer, the text, log-probabilities and trees that were not emitted yet go first.
+        If the answer is streamed, a ``Piece`` with text, log-probabilities and trees not emitted so far comes first.
         """
         if self._job.is_streamed:
             self._logprobs += (result.logprobs or [])[self._num_logprobs :]

@@ -1,4 +1,4 @@
-"""The FastAPI application: routes, middleware, and exception handlers that reply with OpenAI's error object."""
+"""The FastAPI application: routes, middleware, and exception handlers that reply in OpenAI's or Ollama's error form."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -13,10 +13,10 @@ from yggdrasil.serving.usage import timings_of, usage_of
 
 
 def shown_tree(texts: Texts, tree: IterationTree) -> dict[str, Any]:
-    """Return the JSON object of one iteration's token tree: its tokens as text, node 0 the root.
+    """Return the JSON object of one iteration's token tree, with tokens as text; node 0 is the root.
 
-    Keys: drafter, drafted (number of nodes of the drafter), tokens, parents, verified and accepted (node indices),
-    bonus.
+    Keys: drafter, drafted (nodes 1 to ``drafted`` are the drafter's, later nodes are model-free drafts), tokens,
+    parents, verified and accepted (node indices), bonus (the bonus token).
     """
     return {
         "drafter": tree.drafter,
@@ -31,12 +31,15 @@ def shown_tree(texts: Texts, tree: IterationTree) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ChunkWriter:
-    """Builder of the chunks of one reply. ``kind`` is their ``object`` field, such as ``chat.completion.chunk``."""
+    """Builds the chunks of one streamed reply.
+
+    ``kind`` is the ``object`` field of every chunk, such as ``chat.completion.chunk``.
+    """
 
     identity: Identity
     kind: str
     options: StreamOptions | None
-    plan: Plan | None
+    plan: Plan | None  # gives the cost of a plain step for the timings
     warnings: list[str]  # one sentence per ignored part of the request
 
     @property
@@ -50,7 +53,7 @@ class ChunkWriter:
         return {**self.identity._asdict(), "object": self.kind, "choices": choices, **usage, **more}
 
     def end(self, choice: dict[str, Any], results: list[Generation], number: int) -> dict[str, Any]:
-        """Return the last chunk of one answer; if all ``number`` answers have ended, it has timings and warnings.
+        """Return the last chunk of one answer; the chunk has timings and warnings if all ``number`` answers have ended.
 
         Args:
             choice: the chunk's choice, with the finish reason.
@@ -63,7 +66,7 @@ class ChunkWriter:
         return self.chunk([choice], timings=timings_of(results, self.plan).model_dump(), **warnings)
 
     def usage(self, results: list[Generation], answers: int) -> dict[str, Any]:
-        """Return the final usage chunk of a stream, without choices, and with timings as llama.cpp sends.
+        """Return the final chunk of a stream: token usage and timings, with an empty list of choices.
 
         Args:
             results: all answers of the request.

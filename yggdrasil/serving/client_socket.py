@@ -8,8 +8,8 @@ from typing import Any
 from fastapi import Request
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-# Text is sent at most this often, or once per iteration if that takes longer: each send wakes the client, which, on
-# the same machine, takes time from the cores that decode.
+# Minimum seconds between two sends of text (an iteration may take longer). Each send wakes the client, and a client on
+# the same machine takes time from the cores that decode.
 GATHER_SECONDS = 0.03
 _NAME = "yggdrasil.transport"
 
@@ -30,7 +30,7 @@ class OpenProtocol(H11Protocol):
 
 
 class SocketWriter:
-    """Non-blocking writer of one chunked reply, used while the event loop sends nothing. Its creator must close it."""
+    """Non-blocking writer of one chunked reply, used while the event loop sends nothing. Call ``close`` at the end."""
 
     def __init__(self, transport: Transport, frame: Frame) -> None:
         self._transport, self._frame = transport, frame
@@ -41,7 +41,7 @@ class SocketWriter:
 
     @classmethod
     def of(cls, request: Request, frame: Frame) -> "SocketWriter | None":
-        """Return a writer of the reply to ``request``; None if it is not chunked or its connection is unknown.
+        """Return a writer of the reply to ``request``; None if the request is not HTTP/1.1 or its transport is unknown.
 
         Args:
             frame: encodes a text as the bytes to send.
@@ -50,7 +50,10 @@ class SocketWriter:
         return None if transport is None or request.scope["http_version"] != "1.1" else cls(transport, frame)
 
     def open(self) -> bool:
-        """Start gathering text, and return whether ``send`` may be called (the event loop has nothing to write)."""
+        """Start to gather text for 0.03 s, and return whether ``send`` may be called.
+
+        It may if the connection is open and the event loop has written all that it had to write.
+        """
         self._due = monotonic() + GATHER_SECONDS
         return not self._transport.is_closing() and not self._transport.get_write_buffer_size()
 
@@ -61,7 +64,7 @@ class SocketWriter:
     def send(self, text: str) -> bool:
         """Send ``text`` as one chunk without blocking, and return whether the socket accepted all of it.
 
-        The unsent rest is kept for ``give_back``.
+        ``give_back`` passes the unsent rest to the event loop.
         """
         data = self._frame(text)
         chunk = b"%x\r\n%b\r\n" % (len(data), data)

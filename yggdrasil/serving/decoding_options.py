@@ -39,13 +39,13 @@ def options_of(
         body: the request's fields.
         max_new_tokens: maximum tokens of the answer.
         choice: index of the answer, which is added to the seed.
-        logprobs: top log-probabilities to report for each token; None: none at all.
-        constraint: the constraint of a required tool call, which ``body`` may not combine with its own.
-        begins_turn: the answer begins the assistant's turn in a chat.
-        keeps_special: the text keeps special tokens, in which tool calls are written.
+        logprobs: number of alternatives to report with the log-probability of each token; None: no log-probabilities.
+        constraint: the constraint of a required tool call, or None. If given, ``body`` must not set one too.
+        begins_turn: whether the answer begins the assistant's turn in a chat.
+        keeps_special: whether the answer's text keeps special tokens, because the model writes tool calls with them.
 
     Raises:
-        Fault: a limit of this server is exceeded, or there are two constraints.
+        Fault: a limit of this server is exceeded, a constraint is incomplete, or there are two constraints.
         YggdrasilError: a value is out of its range.
     """
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
@@ -93,7 +93,7 @@ def with_recommended_sampling(body: Body, own: SamplingParams) -> Body:
 
 
 def _same(body: DecodingFields) -> dict[str, Any]:
-    """Return the set fields that ``SamplingParams`` has under the same name.
+    """Return those fields of ``body`` that are not None and that ``SamplingParams`` has under the same name.
 
     A ``top_p`` of 0 or a temperature below ``MIN_TEMPERATURE``, which OpenAI allows, becomes greedy decoding.
     """
@@ -109,10 +109,11 @@ def _same(body: DecodingFields) -> dict[str, Any]:
 def constraint_of(body: DecodingFields) -> Constraint | None:
     """Return the constraint that a request sets by response_format, regex, grammar or choice; None if it sets none.
 
-    A response_format of type "text" is none.
+    A response_format of type "text" sets no constraint.
 
     Raises:
-        Fault: more than one of them is set, or one is incomplete.
+        Fault: more than one constraint is set, a response_format json_schema has no schema, or choice has an empty
+            text.
     """
     found = [_constraint_of_format(body.response_format)] if body.response_format is not None else []
     found += [Constraint("regex", body.regex)] if body.regex is not None else []

@@ -1,4 +1,4 @@
-"""HTTP errors in the form of OpenAI's error object."""
+"""HTTP errors, in the form of OpenAI's error object or of Ollama's API."""
 
 import re
 from typing import Any, TypeVar
@@ -23,7 +23,7 @@ _TYPES = {
 
 
 class ErrorBody(BaseModel):
-    """The object under ``error``."""
+    """OpenAI's error object: the value of ``error`` in an error reply."""
 
     message: str
     type: str
@@ -32,16 +32,20 @@ class ErrorBody(BaseModel):
 
 
 class ErrorReply(BaseModel):
-    """The body of every reply whose status is 4xx or 5xx."""
+    """The body of an error reply (status 4xx or 5xx), except in Ollama's API."""
 
     error: ErrorBody
 
 
-OLLAMA = "/api/"  # paths of Ollama's API begin so
+OLLAMA = "/api/"  # prefix of the paths of Ollama's API
 
 
 class Fault(Exception):
-    """An error reply: HTTP status, message and headers. ``more`` holds further fields of the error object."""
+    """An error reply: HTTP status, message and headers.
+
+    ``kind`` is the error type, by default OpenAI's type for the status. ``more`` holds further fields of the error
+    object.
+    """
 
     def __init__(
         self,
@@ -62,7 +66,7 @@ class Fault(Exception):
     def body(self, path: str = "") -> dict[str, Any]:
         """Return the body of the error reply to a request for ``path``: ``{"error": ...}``.
 
-        The value is OpenAI's error object, or for a path of Ollama's API the message.
+        The value of ``error`` is OpenAI's error object; for a path of Ollama's API it is the message.
         """
         if path.startswith(OLLAMA):
             return {"error": self.message}
@@ -71,14 +75,14 @@ class Fault(Exception):
 
 
 class ClientGone(Exception):
-    """The client disconnected before the answer was complete."""
+    """Raised if the client disconnects before the answer is complete."""
 
 
 def context_fault(prompt_tokens: int, limit: int, *, is_whole: bool = True) -> Fault:
     """Return, not raise, the error reply (400) for a prompt that is too long for a context of ``limit`` tokens.
 
     Args:
-        prompt_tokens: length of the prompt; a lower bound of it if not ``is_whole``.
+        prompt_tokens: length of the prompt; if not ``is_whole``, a lower bound of the length.
     """
     count = f"{'' if is_whole else 'more than '}{prompt_tokens}"
     return Fault(
@@ -90,10 +94,11 @@ def context_fault(prompt_tokens: int, limit: int, *, is_whole: bool = True) -> F
 
 
 def fault_of(error: BaseException) -> Fault:
-    """Return the error reply for an exception: a ``Fault`` itself, a YggdrasilError's message, else a general text.
+    """Return the error reply for an exception.
 
-    The status is 400 for a YggdrasilError; 500 for one about non-finite logits, a full memory or a fault of ours, and
-    for any other.
+    A ``Fault`` is returned itself. A YggdrasilError gives a reply with its message and status 400, or 500 if the
+    message is about non-finite logits, a full memory or a bug. Other exceptions give a general message and
+    status 500.
     """
     if isinstance(error, Fault):
         return error
@@ -106,10 +111,11 @@ def fault_of(error: BaseException) -> Fault:
 
 
 def invalid_fault(error: RequestValidationError, content_type: str) -> Fault:
-    """Return the error reply for a request with invalid fields, which names the first of them.
+    """Return the error reply (400) for a request with invalid fields; the message names the first invalid field.
 
-    For a field with a union type pydantic reports one error per member. The member that matched furthest is reported.
-    By ``content_type``, the request's header, it says if the body was not sent as JSON.
+    For a field with a union type pydantic reports one error per member: the reply is about the member that matched
+    furthest. A body that is no JSON object has other messages, one of them for a ``content_type`` (the request's
+    header) that is not JSON.
     """
     found = error.errors()
     first = max((each for each in found if each["loc"][:2] == found[0]["loc"][:2]), key=_fit)
@@ -127,7 +133,7 @@ def invalid_fault(error: RequestValidationError, content_type: str) -> Fault:
 
 
 def _fit(each: dict[str, Any]) -> tuple[int, bool, tuple[int, ...]]:
-    """Return how far validation came, as a sort key: depth, then whether the type was right, then list indices."""
+    """Return how far validation came before the pydantic error ``each``, as a sort key: depth, type, list indices."""
     places = tuple(part for part in each["loc"] if isinstance(part, int))
     return len(each["loc"]), not str(each["type"]).endswith("_type"), places
 
@@ -136,7 +142,7 @@ def as_if_sent(kind: type[Sent], fields: dict[str, Any]) -> Sent:
     """Build a request model of class ``kind`` from ``fields`` that were translated from another API.
 
     Raises:
-        RequestValidationError: a field is invalid; the message is as if the client had sent ``fields``.
+        RequestValidationError: a field is invalid. The error's locations are those of a client that sent ``fields``.
     """
     try:
         return kind.model_validate(fields)
@@ -145,7 +151,11 @@ def as_if_sent(kind: type[Sent], fields: dict[str, Any]) -> Sent:
 
 
 def unread_fault(error: HTTPException) -> Fault:
-    """Return the error reply for a request whose body could not be read or parsed, with the reason if there is one."""
+    """Return the error reply for an HTTPException of FastAPI or Starlette.
+
+    If the exception's cause says why the body could not be read or parsed, the status is 400 and the message has the
+    reason. Otherwise the reply has the exception's own status and detail.
+    """
     reason = error.__cause__
     if isinstance(reason, UnicodeDecodeError):
         return Fault(400, f"the body is not text in UTF-8 (byte {reason.start})")

@@ -22,12 +22,15 @@ class JobRequest(NamedTuple):
 
     prompt: Sequence[int]
     options: RequestOptions
-    shows_trees: bool = False
+    shows_trees: bool = False  # as in ``Job``
     scores: int | None = None  # as in ``Job``
 
 
 class Exchange:
-    """The queued jobs of one HTTP request, with an iterator over their events. Its creator must close it."""
+    """The queued jobs of one HTTP request, with an iterator over their events.
+
+    The creator must call ``close``. ``events`` and ``results`` do so at their end, and ``begin`` after an error.
+    """
 
     def __init__(
         self,
@@ -38,12 +41,12 @@ class Exchange:
         is_streamed: bool,
         frame: Frame | None = None,
     ) -> None:
-        """Queue the request.
+        """Queue one job for each entry of ``wanted``, and watch whether the client disconnects.
 
         Args:
             is_streamed: whether pieces of text are emitted, not only results.
-            frame: encodes text for the socket. If given, the decoder's thread may send text after the first piece
-                directly, without an event. Only for requests with one answer.
+            frame: encodes a text as the bytes to send. If given, the decoder's thread may send text after the first
+                piece to the socket itself, without an event. Only for requests with one answer.
 
         Raises:
             Fault: the queue is full or closed.
@@ -63,7 +66,7 @@ class Exchange:
         self._watch = asyncio.ensure_future(self._until_gone())
 
     async def begin(self) -> None:
-        """Wait for the first event of an answer, so that a request that fails at once is answered with an error status.
+        """Wait for the first event, so that the reply to a request that fails at once can have an error status.
 
         Raises:
             Fault: the request failed.
@@ -78,7 +81,10 @@ class Exchange:
             raise
 
     async def events(self) -> AsyncIterator[NumberedEvent]:
-        """Yield (answer index, event) until all answers are finished. Pieces are joined over ``GATHER_SECONDS``.
+        """Yield (answer index, event) until all answers are finished.
+
+        After the first text, an answer's pieces are joined over 0.03 s. Text that the decoder's thread sends to the
+        socket itself (see ``frame``) is not yielded.
 
         Raises:
             Fault: an answer failed; the others are cancelled.
@@ -99,7 +105,11 @@ class Exchange:
             self.close()
 
     async def _gather(self) -> None:
-        """Let text gather, or have the decoder's thread send it, until an event ends an answer or time is up."""
+        """Let pieces gather until ``GATHER_SECONDS`` have passed or an answer ends.
+
+        If the decoder's thread may write to the socket, let it send text instead, until an answer ends or the socket
+        accepts no more.
+        """
         if self._outlet is None and self._frame is not None:
             self._outlet, self._frame = SocketWriter.of(self._request, self._frame), None
         if self._outlet is None or not self._outlet.open():
@@ -146,7 +156,7 @@ async def answer(
     Args:
         exchange: the queued answers of the request.
         whole: builds the JSON object of finished answers.
-        chunks: yields the objects of a stream.
+        chunks: yields lists of the objects of a stream; each list is sent as one write.
         framing: wire format of a stream.
 
     Raises:

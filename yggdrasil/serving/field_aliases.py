@@ -27,10 +27,12 @@ _HARMLESS = {
 
 
 def translated(body: Any) -> Any:
-    """Return a request's body with field names of vLLM and llama.cpp replaced by this server's; a non-mapping as it is.
+    """Return a request's body with field names of vLLM and llama.cpp replaced by this server's.
+
+    A body that is no mapping is returned unchanged.
 
     Raises:
-        PydanticCustomError: a field is given under two names with two values, or guided_json is text but no JSON.
+        PydanticCustomError: a field is given under two names with two values, or guided_json is text but not JSON.
     """
     if not isinstance(body, Mapping):
         return body
@@ -58,7 +60,7 @@ def warnings_of(extra: Mapping[str, Any] | None) -> list[str]:
     """Return one sentence for each unknown field that may have been meant to change the answer, at most 16.
 
     Args:
-        extra: unknown fields of a request; None without any.
+        extra: unknown fields of a request; None if it has none.
     """
     names = sorted(name for name, value in (extra or {}).items() if name not in _HARMLESS and value is not None)
     return [f"the field {name[:40]} is unknown to this server and was ignored" for name in names[:16]]
@@ -74,7 +76,7 @@ def _put(fields: dict[str, Any], ours: str, value: Any, theirs: str) -> None:
 
 
 def _parsed(schema: Any) -> Any:
-    """Return the JSON schema, parsed if it was sent as text."""
+    """Return the JSON schema, parsed if it was sent as text. Raises PydanticCustomError if the text is not JSON."""
     if not isinstance(schema, str):
         return schema
     try:

@@ -15,7 +15,7 @@ from yggdrasil.serving.errors import ClientGone, Fault
 
 @dataclass(frozen=True)
 class Piece:
-    """Text of an answer that became final. The first piece may be empty: it reports that prefill has begun."""
+    """New final text of an answer. The first piece may be empty: it reports that the prefill has begun."""
 
     text: str
     logprobs: Sequence[TokenLogprobs] = ()  # of the tokens committed since the last piece, if requested
@@ -53,11 +53,11 @@ Event = Piece | Finished | Failed
 class Job:
     """One answer to decode. The worker's thread calls ``emit`` with each event; ``emit`` must not block."""
 
-    prompt: Sequence[int]
+    prompt: Sequence[int]  # token ids
     options: RequestOptions
     emit: Callable[[Event], None]
-    is_streamed: bool = True  # emit pieces, not only the result
-    shows_trees: bool = False  # emit each iteration's tree too
+    is_streamed: bool = True  # whether pieces are emitted, not only the result
+    shows_trees: bool = False  # whether pieces include the tree of each iteration
     scores: int | None = None  # alternatives reported at each prompt position; None: the prompt is not scored
 
 
@@ -69,9 +69,9 @@ class QueuedRequest:
     jobs: list[Job]
     gone: Flag = field(default_factory=Flag)  # set when the client disconnected
     has_begun: bool = False  # whether the worker has taken the first job
-    since: float = field(default_factory=monotonic)  # when it was queued
+    since: float = field(default_factory=monotonic)  # seconds of ``monotonic`` at which the request was queued
 
     def fail(self, fault: Fault) -> None:
-        """Emit ``fault`` to every answer that the worker has not taken, and remove these answers."""
+        """Emit ``Failed(fault)`` for every job that the worker has not taken, and remove these jobs."""
         while self.jobs:
             self.jobs.pop(0).emit(Failed(fault))

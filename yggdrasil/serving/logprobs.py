@@ -23,7 +23,7 @@ def _top(texts: Texts, token: int, logprob: float) -> TopLogprob:
 
 
 class CompletionLogprobsWriter:
-    """Builder of the ``logprobs`` lists of one completion, which tracks the text offset between parts."""
+    """Builds the ``logprobs`` lists of one completion part by part, and tracks the text offset between parts."""
 
     def __init__(self, texts: Texts, *, has_prompt: bool = False, unshown: int = 0) -> None:
         """Create a builder at text offset ``-unshown``.
@@ -40,8 +40,8 @@ class CompletionLogprobsWriter:
     def write(self, entries: Sequence[TokenLogprobs]) -> CompletionLogprobs:
         """Return the ``logprobs`` lists of the next tokens of the completion, with one item per token.
 
-        They are tokens, log-probabilities, top lists and offsets. Each top list (text -> log-probability) includes the
-        token itself. Offsets are characters from the start of the reply's text.
+        The lists are the tokens' texts, their log-probabilities, their alternatives (text -> log-probability, with the
+        token itself) and their offsets, in characters from the start of the reply's text.
         """
         names = [self._texts.token_text(entry.token) for entry in entries]
         tops: list[dict[str, float] | None] = []

@@ -16,9 +16,9 @@ NumberedEvent = tuple[int, Event]  # (answer index, event)
 class EventChannel:
     """Thread-safe channel of one request's events to the event loop that created it.
 
-    Waking the loop costs about 0.3 ms on two cores that decode. So pieces do not wake a loop in ``rest``, which joins
-    them when the rest ends. After ``hand_over``, the thread that puts a piece also sends it. An event that ends an
-    answer always wakes the loop.
+    Waking the loop takes about 0.3 ms while two cores decode. So a piece does not wake a loop in ``rest``; the next
+    ``take`` joins the pieces. During ``hand_over``, the thread that puts a piece also sends its text. An event that
+    ends an answer always wakes the loop.
     """
 
     def __init__(self) -> None:

@@ -10,12 +10,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from yggdrasil.serving.errors import Fault
 
-# Paths without an API key: they reveal only that there is a server and which model it serves.
+# Paths that need no API key: they reveal only that there is a server and which model it serves.
 PUBLIC = {"/", "/health", "/v1/health", "/models", "/v1/models"}
 
 
 class Guard:
-    """Middleware that rejects requests without the API key, with a foreign Host header or with too large a body."""
+    """Middleware that rejects requests without the API key, with a foreign Host header or with too large a body.
+
+    The statuses are 401, 403 and 413. If ``api_key`` is None, no key is needed; if ``host_names`` is empty, every Host
+    header is accepted.
+    """
 
     def __init__(self, app: ASGIApp, *, api_key: str | None, host_names: Sequence[str], body_bytes: int) -> None:
         self._app = app
@@ -76,10 +80,10 @@ class HeadAsGet:
 
 
 def _as_json(scope: Scope, headers: Headers) -> Scope:
-    """Return ``scope`` with a body of JSON, whatever type the request names, unless a page of a site sent it.
+    """Return ``scope`` with the Content-Type application/json for a POST request without an Origin header.
 
-    ``curl -d`` names the type of a form, as do Ollama's own examples. A page may send a form to any site, but then its
-    browser names the page's origin.
+    Other requests are unchanged. ``curl -d``, as in Ollama's examples, sends JSON with the Content-Type of a form. A
+    web page may send a form to any site, but its browser adds the Origin header.
     """
     if scope["method"] != "POST" or "origin" in headers or "json" in headers.get("content-type", ""):
         return scope

@@ -35,14 +35,14 @@ def run_server(
 ) -> None:
     """Serve HTTP requests until SIGTERM or Ctrl-C; then reject queued requests, finish the running one and shut down.
 
-    The running request has ``settings.limits.drain_seconds`` to finish. A second signal ends it at once, a third closes
-    connections whose client does not read. Errors of ``opening`` and ``announce`` are raised unchanged.
+    The running request has ``settings.limits.drain_seconds`` to finish. A second signal ends the request at once, and a
+    third closes connections whose client does not read. Errors of ``opening`` and ``announce`` are raised unchanged.
 
     Args:
         opening: builds the decoder; called in the decoder's thread.
         model: the name under which the model is served.
         host: address to listen on.
-        port: 0 lets the system choose.
+        port: port to listen on; with 0 the system chooses a free one.
         announce: called with the server's URL, in the decoder's thread, once the decoder is open.
 
     Raises:
@@ -85,8 +85,8 @@ def run_server(
 class _Server(uvicorn.Server):
     """uvicorn server that shuts down in three steps, one for each signal.
 
-    The first rejects queued requests and lets the running one finish within ``limit`` seconds. The second, or the end
-    of the limit, ends the running one too. The third closes connections whose client does not read.
+    The first signal rejects queued requests and lets the running request finish within ``limit`` seconds. The second
+    signal, or the end of the limit, ends the running request. The third closes connections whose client does not read.
     """
 
     def __init__(self, config: uvicorn.Config, worker: Worker, limit: float) -> None:

@@ -1,4 +1,4 @@
-"""Response models of everything but streams: OpenAI's objects, extended by ``timings`` and ``warnings``."""
+"""Pydantic models of replies that are not streamed: OpenAI's objects, extended by ``timings`` and ``warnings``."""
 
 from typing import Any, Literal
 
@@ -8,7 +8,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class PromptDetails(BaseModel):
-    """Prompt tokens that were reused from the KV cache of an earlier request."""
+    """Number of prompt tokens whose KV entries were reused from earlier requests."""
 
     cached_tokens: int
 
@@ -23,7 +23,7 @@ class Usage(BaseModel):
 
 
 class Timings(BaseModel):
-    """Timings of a request in milliseconds, in llama.cpp's fields and further ones."""
+    """Timings of a request in milliseconds: the fields of llama.cpp, and fields of this server."""
 
     prompt_n: int  # prompt tokens prefilled
     cache_n: int  # prompt tokens reused from the KV cache
@@ -38,10 +38,10 @@ class Timings(BaseModel):
     draft_n_accepted: int
     iterations: int
     accepted_length: float  # mean tokens per iteration, bonus token included
-    stage_ms: dict[str, float]
+    stage_ms: dict[str, float]  # stage of an iteration -> total milliseconds
     plain_ms: float | None  # estimate of ``predicted_ms`` without speculation, from the plan's costs
-    rule: str
-    lossless: bool
+    rule: str  # the acceptance rule
+    lossless: bool  # whether the output follows the target's own distribution
 
 
 class TopLogprob(BaseModel):
@@ -81,7 +81,7 @@ class ToolCallReply(BaseModel):
 
 
 class AssistantMessage(BaseModel):
-    """The message of an answer; ``content`` is null if there are only tool calls."""
+    """The message of an answer; ``content`` is null if the answer consists of tool calls alone."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
@@ -151,7 +151,7 @@ class ModelCard(BaseModel):
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "yggdrasil"
-    meta: dict[str, Any]
+    meta: dict[str, Any]  # context length, vocabulary size, milliseconds of a plain step, default sampling
 
 
 class ModelList(BaseModel):
@@ -166,7 +166,7 @@ class Tokens(BaseModel):
 
     tokens: list[int]
     count: int
-    max_model_len: int
+    max_model_len: int  # context length in tokens
 
 
 class Text(BaseModel):

@@ -32,7 +32,7 @@ class Wire(BaseModel):
 
 
 class SpeculationFields(Wire):
-    """The fields of ``yggdrasil.Speculation`` for one request. Unset fields have its defaults."""
+    """The fields of ``yggdrasil.Speculation`` for one request. Unset fields have the defaults of that class."""
 
     rule: RuleName | None = None
     expansion: Several[Count] | None = None
@@ -55,7 +55,7 @@ class SchemaFormat(Wire):
 
 
 class ResponseFormat(Wire):
-    """The format of the answer: text, any JSON object, or JSON of a schema.
+    """The format of the answer: text, any JSON object, or JSON that matches a schema.
 
     Some clients send ``json_object`` with a ``schema``.
     """
@@ -81,7 +81,7 @@ def _numbers_alone(biases: Any) -> Any:
 
 
 class DecodingFields(Wire):
-    """Fields of chat completions and completions. Names of vLLM and llama.cpp are translated."""
+    """Fields that chat completions and completions share. Field names of vLLM and llama.cpp are translated."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -89,7 +89,7 @@ class DecodingFields(Wire):
 
     @property
     def warnings(self) -> list[str]:
-        """One sentence for each unknown field, ignored, that may have been meant to change the answer; at most 16."""
+        """One sentence for each ignored unknown field that may have been meant to change the answer; at most 16."""
         return warnings_of(self.model_extra)
 
     model: str | None = None
@@ -149,7 +149,7 @@ class ToolCall(Wire):
 
     @property
     def arguments(self) -> Any:
-        """The call's arguments parsed from JSON, as chat templates expect them; the text if it is not valid JSON."""
+        """The call's arguments parsed from JSON, as chat templates expect; the text itself if it is not valid JSON."""
         try:
             return json.loads(self.function.arguments or "{}")
         except (ValueError, RecursionError):
@@ -167,7 +167,7 @@ class ChatMessage(Wire):
 
     @property
     def text(self) -> str:
-        """The content of the message as one text, its parts concatenated."""
+        """The content of the message as one text, with parts concatenated; empty without content."""
         if isinstance(self.content, list):
             return "".join(part.text for part in self.content)
         return self.content or ""
@@ -232,7 +232,11 @@ class ChatRequest(DecodingFields):
 
     @property
     def continues(self) -> bool:
-        """Whether the answer continues the last message, an assistant's with text, instead of starting a new one."""
+        """Whether the answer continues the last message instead of beginning a new one.
+
+        It does if that message is an assistant's with text and without tool calls, unless ``continue_final_message`` is
+        False or ``add_generation_prompt`` is True.
+        """
         last = self.messages[-1]
         is_begun = last.role == "assistant" and bool(last.text) and not last.tool_calls
         return is_begun and self.continue_final_message is not False and not self.add_generation_prompt

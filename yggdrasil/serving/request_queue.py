@@ -10,13 +10,13 @@ from yggdrasil.serving.jobs import Job, QueuedRequest
 class RequestQueue:
     """Thread-safe queue, round-robin over clients, one answer at a time; within a client first in, first out.
 
-    A client waits for at most one answer of each other client, however many requests they have queued.
+    Before each of its answers, a client waits for at most one answer of every other client.
     """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self._changed = Condition()
-        self._clients: OrderedDict[str, deque[QueuedRequest]] = OrderedDict()  # the next one to be served first
+        self._clients: OrderedDict[str, deque[QueuedRequest]] = OrderedDict()  # in the order in which they are served
         self._is_closed = False
 
     def __len__(self) -> int:
@@ -35,7 +35,7 @@ class RequestQueue:
             retry_after: seconds in the Retry-After header of the error reply if the queue is full.
 
         Raises:
-            Fault: the queue is full or closed.
+            Fault: the queue is full (status 429) or closed (503).
         """
         with self._changed:
             if self._is_closed:
@@ -58,9 +58,10 @@ class RequestQueue:
             return not self._clients and not self._is_closed
 
     def take(self) -> tuple[QueuedRequest, Job] | None:
-        """Wait for the next answer to decode, and return it with its request; None once the queue is closed and empty.
+        """Wait for the next answer to decode, remove it, and return its request and its job.
 
-        The answer is removed. Its client, if it has more answers, moves to the end of the round-robin.
+        None is returned once the queue is closed and empty. A client that has more answers moves to the end of the
+        round-robin.
         """
         with self._changed:
             while not self._clients and not self._is_closed:
@@ -87,10 +88,10 @@ class RequestQueue:
                     del self._clients[ask.client]
 
     def close(self, *, ends_begun: bool = False) -> None:
-        """Reject new requests, and fail the waiting ones.
+        """Reject new requests, and fail waiting requests of which no answer was taken (status 503).
 
         Args:
-            ends_begun: fail also the rest of requests of which an answer was taken.
+            ends_begun: also fail the remaining answers of requests of which an answer was taken.
         """
         with self._changed:
             self._is_closed = True

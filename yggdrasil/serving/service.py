@@ -26,7 +26,7 @@ class Identity(NamedTuple):
     id: str
     created: int
     model: str
-    system_fingerprint: str  # build and weights: other answers are possible if it changes
+    system_fingerprint: str  # package version and weights: answers may differ if it changes
 
 
 class Service:
@@ -57,7 +57,8 @@ class Service:
         """The form in which the model's chat template writes tool calls.
 
         Raises:
-            Fault: the template takes no tools or writes calls in another form than JSON.
+            Fault: the template takes no tools or writes calls in another form than JSON (status 400), or the decoder is
+                not open yet (503).
         """
         found = ToolFormat.of(self.decoder.tokenizer)
         if found is None:
@@ -68,9 +69,10 @@ class Service:
 
     @cached_property
     def sampling(self) -> RecommendedSampling:
-        """Sampling parameters for requests that leave them out: what the model's files recommend, or greedy.
+        """Sampling parameters for the fields that a request leaves out.
 
-        ``settings.recommended_sampling`` decides which.
+        With ``settings.recommended_sampling`` these are the values that the model's files recommend, else the values of
+        greedy decoding.
         """
         return (
             recommended_sampling_of(self.decoder)
@@ -89,13 +91,15 @@ class Service:
         return f"b{__version__}" if plan is None else f"b{__version__}-{plan.target.fingerprint}"
 
     def check_constraint(self, jobs: Sequence[JobRequest]) -> None:
-        """Compile the constraint of a request, if it has one, before it is queued, while other requests are answered.
+        """Compile the constraint of a request before the request is queued; do nothing without a constraint.
+
+        Another request may be decoded meanwhile.
 
         Args:
             jobs: the answers of one request, which share the constraint.
 
         Raises:
-            YggdrasilError: compiling the constraint takes too long or too much memory.
+            YggdrasilError: the constraint does not compile within the limits of time and memory.
         """
         sampling = jobs[0].options.get("sampling")
         if sampling is not None and sampling.constraint is not None:
@@ -105,10 +109,11 @@ class Service:
         """Return id, time, model name and fingerprint of a new reply. The id begins with ``kind``.
 
         Args:
-            model: name in the request; None: the request names none.
+            model: the model's name in the request; None if the request names no model.
 
         Raises:
-            Fault: ``model`` is not the served model (status 404), and the server was started without ``--any-model``.
+            Fault: ``model`` is not the served model and the server was started without ``--any-model`` (status 404), or
+                the decoder is not open yet (503).
         """
         if model is not None and model != self.model and not self.settings.any_model:
             raise Fault(

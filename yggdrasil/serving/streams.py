@@ -18,7 +18,7 @@ _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 def frame(data: dict[str, Any]) -> bytes:
-    """Encode ``data`` as one server-sent event, in ASCII, because some clients take U+2028 for a line end."""
+    """Encode ``data`` as one server-sent event, in ASCII, because some clients treat U+2028 as a line end."""
     return b"data: " + json.dumps(data, separators=(",", ":")).encode("ascii") + b"\n\n"
 
 
@@ -33,7 +33,10 @@ def line(data: dict[str, Any]) -> bytes:
 
 
 class TextFrames:
-    """Encoder of frames that differ only in one text. Everything else is serialised once."""
+    """Encodes server-sent events that differ only in one text, and serialises everything else once.
+
+    ``chunk_of`` builds the chunk of a text.
+    """
 
     def __init__(self, chunk_of: Callable[[str], dict[str, Any]]) -> None:
         self._chunk_of = chunk_of
@@ -70,7 +73,7 @@ LINES = Framing(line, lambda fault: {"error": fault.message}, media_type="applic
 class EventStream(StreamingResponse):
     """Response that streams ``chunks``, then the end mark. Each list of ``chunks`` is sent as one write.
 
-    ``on_end`` is called when everything was sent or the client has disconnected.
+    ``on_end`` is called at the end of the stream, also if the client disconnects or an error occurs.
     """
 
     def __init__(

@@ -73,7 +73,7 @@ class Texts:
         """Tokenise a text of any length; any thread may call it.
 
         Args:
-            special: add the tokenizer's special tokens (BOS).
+            special: whether the tokenizer's special tokens, such as BOS, are added.
 
         Raises:
             YggdrasilError: ``text`` is not valid Unicode.
@@ -83,7 +83,9 @@ class Texts:
         return list(found.ids)
 
     def check_size(self, texts: Sequence[str]) -> None:
-        """Reject a very long prompt before all of it is tokenised; short prompts are not checked.
+        """Reject a very long prompt before all of it is tokenised.
+
+        Prompts of at most 32 characters per token of the context are not checked.
 
         Raises:
             Fault: a prefix of the concatenated ``texts`` has more tokens than the context.
@@ -99,7 +101,7 @@ class Texts:
             size *= 2
 
     def encode_continuation(self, text: str) -> list[int]:
-        """Return the token ids of a text that continues another one: without BOS or an added leading space."""
+        """Return the token ids of a text that continues another text: without BOS or an added leading space."""
         before = self.encode(_BEFORE, special=False)
         if not "".join(self.tokenizer.convert_ids_to_tokens(before)).startswith(_SPACE):
             return self.encode(text, special=False)
@@ -116,7 +118,7 @@ class Texts:
         """Tokenise a chat in the model's chat template, up to the point at which generation begins.
 
         Args:
-            continues: leave the last message open, so that the answer continues it.
+            continues: whether the last message stays open, so that the answer continues it.
             variables: further template variables.
 
         Raises:
@@ -146,7 +148,7 @@ class Texts:
         """Return the text of ``tokens``.
 
         Args:
-            skip_special: leave out special tokens.
+            skip_special: whether special tokens are left out.
 
         Raises:
             YggdrasilError: an id is outside the vocabulary.

@@ -29,13 +29,13 @@ class Parsed(NamedTuple):
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """Format of one tool call: ``begin``, a JSON object (in a list of one if ``is_list``), ``end``."""
+    """Format of a tool call in an answer's text: ``begin``, a JSON object (within a list if ``is_list``), ``end``."""
 
     lead: str  # what the template writes before an answer, such as an empty thinking block; the model may omit it
     begin: str
     end: str
-    name_key: str
-    arguments_key: str
+    name_key: str  # key of the function's name in the JSON object
+    arguments_key: str  # key of the arguments
     is_list: bool
     specials: dict[str, int]  # the tokenizer's special tokens and ids, removed from replies
     controls: dict[str, int]  # added tokens, special or not, which a grammar writes by id
@@ -44,7 +44,7 @@ class ToolFormat:
     def of(cls, tokenizer: Tokenizer) -> "ToolFormat | None":
         """Return the format of tool calls in the tokenizer's chat template, found by rendering a chat with a call.
 
-        None if the template fails, takes no tools or writes calls in another form than JSON.
+        The result is None if the template fails, takes no tools or writes calls in another form than JSON.
 
         Raises:
             YggdrasilError: the tokenizer has no tokenizer.json.
@@ -97,9 +97,9 @@ class ToolFormat:
 
     @cached_property
     def reads_special(self) -> bool:
-        """Whether the marker that begins a call consists of special tokens, which detokenisation usually leaves out.
+        """Whether the marker that begins a call consists of special tokens, which detokenisation may leave out.
 
-        Answers must then be detokenised with ``skip_special_tokens=False``.
+        If so, answers must be detokenised with ``skip_special_tokens=False``.
         """
         return bool(self.begin.strip()) and not self._shown(self.begin).strip()
 
@@ -116,7 +116,7 @@ class ToolFormat:
         return "".join(part for part in _split_at(text, self.specials) if part not in self.specials)
 
     def _visible(self, text: str) -> str:
-        """Return the text of a reply for a part of a detokenised answer: special tokens removed."""
+        """Return a part of a detokenised answer as a reply shows it: without special tokens."""
         return self._shown(text) if self.reads_special else text
 
     def decided(self, text: str) -> str:
@@ -141,10 +141,10 @@ class ToolFormat:
         return 0 if lead and text[:place].rstrip() == lead.rstrip() else place
 
     def parse(self, text: str, names: Collection[str]) -> Parsed:
-        """Split the text of a finished answer into content, special tokens removed, and tool calls.
+        """Split the text of a finished answer into content (without special tokens) and tool calls.
 
-        Without calls, the content is the whole text. With marked calls it is the text before the first one, and text
-        between or after calls is dropped.
+        Without calls, the content is the whole text. With marked calls, the content is the text before the first call,
+        and text between or after calls is dropped.
 
         Args:
             text: the answer, with special tokens if ``reads_special``.
@@ -236,7 +236,7 @@ def _split_at(text: str, tokens: Collection[str]) -> list[str]:
 def _json_at(text: str, start: int) -> tuple[Any, int]:
     """Parse the JSON value at ``start``, after white space. Return (value, end), or (None, ``start``) if there is none.
 
-    Strings may have unescaped line breaks and tabs, because models write code so.
+    Strings may have unescaped line breaks and tabs, because models write code like that.
     """
     place = start + len(text[start:]) - len(text[start:].lstrip())
     try:
@@ -247,7 +247,10 @@ def _json_at(text: str, start: int) -> tuple[Any, int]:
 
 
 def _json_blocks(text: str) -> list[Any]:
-    """Return the JSON values of a text that has nothing else (fenced, in a list or consecutive); else an empty list."""
+    """Return the JSON values of a text that consists of JSON alone; an empty list if the text has anything else.
+
+    The values may be in fenced blocks, in a list or consecutive.
+    """
     values: list[Any] = []
     place = 0
     while rest := re.sub(r"^(\s|```(json)?(?=\s|$))+", "", text[place:]):

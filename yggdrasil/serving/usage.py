@@ -19,7 +19,7 @@ def usage_of(results: Sequence[Generation], choices: int) -> Usage:
     """Return the token counts of a request; each prompt counts once.
 
     Args:
-        results: all answers, those to one prompt one after another.
+        results: all answers of the request; the answers to one prompt are adjacent.
         choices: number of answers per prompt.
     """
     prompts = results[::choices]
@@ -62,7 +62,7 @@ def timings_of(results: Sequence[Generation], plan: Plan | None) -> Timings:
 
 
 def plain_ms(result: Generation, plan: Plan | None) -> float | None:
-    """Estimate the milliseconds of an answer's tokens after the first without speculation; None without a plan.
+    """Estimate the milliseconds that all tokens but the first would take without speculation; None without a plan.
 
     The plan's cost of a plain step is interpolated at the context length of each token.
     """

@@ -31,7 +31,8 @@ log = logging.getLogger("yggdrasil.serving")
 class Worker:
     """Thread that decodes the jobs of a queue.
 
-    ``opening`` creates the decoder in that thread. If it raises, ``on_failure`` is called there with the error.
+    The thread calls ``opening`` to create the decoder. If ``opening`` raises, the thread calls ``on_failure`` with the
+    error and ends.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Worker:
             raise
 
     def cancel(self, ask: QueuedRequest) -> None:
-        """Remove a request from the queue; if one of its answers is running, end that after the current iteration."""
+        """Remove a request from the queue, and end its running answer, if any, after the current iteration."""
         ask.gone.set()
         self.line.leave(ask)
 
@@ -82,12 +83,15 @@ class Worker:
         self.line.close()
 
     def give_up(self) -> None:
-        """Reject all requests, and end the running answer after its current iteration; all get an error."""
+        """Reject all requests, and end the running answer after its current iteration, with error replies to all."""
         self._is_ending = True  # set first: a job that is being taken is neither queued nor running
         self.line.close(ends_begun=True)
 
     def stop(self) -> None:
-        """End all requests, stop the decoder's thread, and wait for its current iteration, at most 10 s."""
+        """End all requests, stop the decoder's thread, and wait at most 10 s for its current iteration.
+
+        While the decoder is being opened, the call does not wait.
+        """
         self.give_up()
         if self.decoder is not None:  # opening cannot be interrupted: do not wait for it
             self._thread.join(_PATIENCE_SECONDS)
@@ -119,12 +123,12 @@ class Worker:
                 self._tidy()
 
     def _tidy(self) -> None:
-        """Return memory that no kept text uses to the system."""
+        """Return memory that no conversation uses to the operating system."""
         self._conversations.release_unused()
         self._is_tidy, self._trimmed = True, monotonic()
 
     def _next(self) -> tuple[QueuedRequest, Job] | None:
-        """Wait for the next job.
+        """Wait for the next job and return it with its request; None once the queue is closed and empty.
 
         While the queue is empty, copy the last conversation's KV entries for later reuse and return unused memory.
         """
@@ -177,7 +181,7 @@ class Worker:
         delivery.end(result)
 
     def _score(self, decoder: Decoder, ask: QueuedRequest, job: Job) -> tuple[list[TokenLogprobs], float]:
-        """Return the prompt tokens' log-probabilities and the milliseconds it took; ([], 0.0) if not requested."""
+        """Return the prompt tokens' log-probabilities and the milliseconds of scoring; ([], 0.0) if not requested."""
         if job.scores is None:
             return [], 0.0
         began = monotonic()

@@ -1,4 +1,4 @@
-"""The step costs of a plan, from measured samples of steps and iterations."""
+"""Computes the step costs of a plan from measured samples of steps and iterations."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -25,12 +25,12 @@ def typical(milliseconds: Iterable[float]) -> float:
 
 
 def step_ms(samples: Iterable[Sample], stage: str) -> dict[int, float]:
-    """Return a dictionary from width to the least milliseconds measured of a step, ascending; empty without samples.
+    """Return width -> least measured milliseconds of a step, by ascending width; empty without samples.
 
     A step does the same work in every run, and other programs only ever add time.
 
     Args:
-        samples: of one context length.
+        samples: samples at one context length.
         stage: "pass" for the target's passes by verify width, "grow" for draft steps by draft width.
     """
     found = defaultdict[int, list[float]](list)
@@ -41,7 +41,7 @@ def step_ms(samples: Iterable[Sample], stage: str) -> dict[int, float]:
 
 
 def shows_pause(samples: Sequence[Sample]) -> bool:
-    """Return whether a width's least time, of passes or draft steps, is long by a machine's pause (``has_pause``)."""
+    """Return whether a pause of the machine made the least time of a pass or draft step too long (``has_pause``)."""
     return any(has_pause(step_ms(samples, stage)) for stage in ("pass", "grow"))
 
 
@@ -49,13 +49,14 @@ def costs_from(samples: Iterable[Sample], shapes: Shapes) -> list[Costs]:
     """Return the step costs of a plan in milliseconds, one entry per measured context length, ascending.
 
     Verification costs never fall as the width grows: a width that is slower than a wider one has the wider one's cost.
-    Memory may have been slower in iterations than in the passes, at the same compute speed. So where plain iterations
-    were timed, what a pass takes beyond that of width 1 counts as compute time, and is added (p-norm) to a plain step.
-    If the cores were slower too, this underestimates wide passes; the latency scales correct that during decoding.
+    Memory may have been slower in iterations than in the passes, at the same compute speed. So if plain iterations
+    were timed, the time of a pass beyond a pass of width 1 counts as compute time, and is added (p-norm) to the time of
+    a plain step. If the cores were slower too, this underestimates wide passes; the latency scales correct that during
+    decoding.
 
     Args:
-        samples: passes ("pass") and draft steps ("grow") of every width and context, and timed iterations if there are.
-        shapes: widths to give costs of.
+        samples: passes ("pass") and draft steps ("grow") of every width and context, and timed iterations, if any.
+        shapes: the draft and verify widths of the result.
     """
     ordered = sorted(samples, key=attrgetter("context"))
     return [_costs_at(context, list(part), shapes) for context, part in groupby(ordered, attrgetter("context"))]
@@ -77,7 +78,7 @@ def _costs_at(context: int, samples: Sequence[Sample], shapes: Shapes) -> Costs:
     known = [ms for ms in overheads if ms is not None] or [0.0]
     overhead_ms, plain_overhead_ms = known[-1], known[0]
     attaching = [each.ms - (each.depth - 1) * levels[each.width] for each in drafted if each.stage == "draft_steps"]
-    if attaching:  # what drafting takes besides its steps, such as the last level, least as those
+    if attaching:  # time of drafting besides its steps, such as the last level; the least, as of the steps
         overhead_ms = rounded(overhead_ms + max(min(attaching), 0.0))
     reading = [each.ms for each in samples if each.stage == "reading"]
     has_drafter = bool(shapes.draft_widths)
@@ -94,24 +95,24 @@ def _costs_at(context: int, samples: Sequence[Sample], shapes: Shapes) -> Costs:
 
 
 def _kind(sample: Sample) -> Kind | None:
-    """Return the kind of iteration of a sample; None for one outside of iterations."""
+    """Return the kind of the iteration that ``sample`` is from; None if it is from none."""
     if sample.stage in ("pass", "grow", "reading"):
         return None
     return "drafted" if sample.width else "model_free" if sample.depth else "plain"
 
 
 def _without_noise(measured: dict[int, float]) -> dict[int, float]:
-    """Lower times that only a pause explains, and the time of a width to that of a cheaper wider one."""
+    """Return the times by width, lowered where only a pause explains them or where a wider width is cheaper."""
     served = lower_envelope(without_pauses(measured)) if measured else {}
     return {width: ms for width, (ms, _) in served.items()}
 
 
 def useful_verify_widths(samples: Sequence[Sample], shapes: Shapes) -> tuple[int, ...]:
-    """Return the verify widths to keep in a plan: width 1, and those of ``shapes`` that no wider one clearly undercuts.
+    """Return the verify widths of ``shapes`` for a plan: width 1, and widths that no wider width clearly undercuts.
 
-    A kept width costs at most 5 % more than the cheapest wider one. Costs are those at the shortest measured context.
-    Which of two widths is cheaper depends on the memory's speed (with slow memory six rows cost as much as eight); a
-    kept width then has the wider one's cost in the plan.
+    Such a width costs at most 5 % more than the cheapest wider width, at the shortest measured context. A slightly
+    dearer width is not dropped, because the memory's speed decides which of two widths is cheaper (with slow memory six
+    rows cost as much as eight). In the plan, a dearer width has the cost of the wider width.
     """
     shortest = min(sample.context for sample in samples)
     measured = step_ms((sample for sample in samples if sample.context == shortest), "pass")

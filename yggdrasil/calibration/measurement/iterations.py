@@ -24,13 +24,13 @@ from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 
 WARM_UP = 2  # first iterations of a request, which are dropped: other code, buffers and threads ran before
-PATIENCE = 4  # most iterations per wanted one: a text has no model-free drafts everywhere
-READ, USUAL = 5, 4  # texts whose reading by the drafter is timed; normal head drafts after each
+PATIENCE = 4  # most iterations run per wanted sample: not every iteration has model-free drafts
+READ, USUAL = 5, 4  # number of timed readings of a prompt by the drafter; head drafts timed after each for comparison
 DEPTH = 4  # the most levels of the drafted trees; head drafts read as many tokens as such trees have accepted
 
 
 class TimedIteration(NamedTuple):
-    """The tree shape of one iteration, the milliseconds of its stages by name, and of all of it."""
+    """The tree shape of one iteration, the milliseconds of its stages by name, and its total milliseconds."""
 
     shape: TreeShape
     stages: dict[str, float]
@@ -46,8 +46,8 @@ def timed_iterations(
 ) -> Generator[TimedIteration]:
     """Decode after the prompt ``text`` (token ids) and yield the time of each iteration until ``stream`` has ended.
 
-    The prefill and its token are no iteration; ``progress`` takes the fraction of ``text`` that is prefilled, 0 to 1.
-    Closing the generator ends the request.
+    The prefill, which gives the first token, is not an iteration. ``progress`` takes the prefilled fraction of
+    ``text``, 0 to 1. Closing the generator ends the request.
     """
     trace = Trace()
     request = engine.decode(text, stream, policy, trace)
@@ -80,10 +80,10 @@ def on_device_clock(assembly: Assembly) -> Iterator[None]:
 
 
 def wide_widths(shapes: Shapes) -> list[int]:
-    """Return the verify widths above 1, which trees can use.
+    """Return the verify widths above 1, which trees can use, ascending.
 
     Raises:
-        YggdrasilError: there is none.
+        YggdrasilError: 1 is the only verify width.
     """
     wide = [width for width in shapes.verify_widths if width > 1]
     if not wide:
@@ -94,7 +94,7 @@ def wide_widths(shapes: Shapes) -> list[int]:
 def measured_policies(assembly: Assembly) -> list[FixedPolicy]:
     """Return the policies whose iterations are timed: plain steps, model-free trees, and trees of each draft width.
 
-    They are in this order. Those that the assembly cannot decode with are left out.
+    The policies are in this order. Policies that the assembly has no drafter for are left out.
 
     Raises:
         YggdrasilError: there is a drafter, and the only verify width is 1.
@@ -144,9 +144,9 @@ def measure_iterations(
         stream: makes the text stream of a request.
         text: token ids of the prompt.
         policies: the policies to decode with, such as ``measured_policies`` returns.
-        samples: the most iterations timed per request, after ``WARM_UP`` untimed ones. With a ``ModelFreePolicy`` an
-            iteration without drafts does not count towards it, and gives only "overhead" and "iteration"; about
-            ``PATIENCE`` times as many iterations are run at most.
+        samples: maximum number of timed iterations per request, after ``WARM_UP`` untimed iterations. With a
+            ``ModelFreePolicy``, an iteration without drafts does not count, and has only the samples "overhead" and
+            "iteration". At most about ``PATIENCE`` times ``samples`` iterations are run.
         turns: number of turns.
         progress: takes the fraction done, 0 to 1.
     """
@@ -176,8 +176,9 @@ def measure_reading(
 ) -> list[Sample]:
     """Time how long the drafter reads a prompt: ``READ`` samples of the stage "reading", milliseconds per token.
 
-    It is the time of a request's first head draft, which reads the prompt, beyond the median of the following ones. The
-    text is rotated because KV entries of a known text would be reused. Empty without a draft model or head.
+    A sample is the time of a request's first head draft, which reads the prompt, minus the median of the next head
+    drafts, divided by the prompt's length. Each request has ``text`` rotated differently, because KV entries of a known
+    text would be reused. The result is empty without a draft model or head.
 
     Args:
         stream: makes the text stream of a request.

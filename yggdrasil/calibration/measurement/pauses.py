@@ -1,15 +1,15 @@
-"""Measured times of passes that a pause of the machine has made too long."""
+"""Finds and lowers measured times of passes that a pause of the machine made too long."""
 
 from collections.abc import Mapping
 
-_OVER_PARTS = 1.5  # factor over several narrower passes from which a pass's time is taken for a pause of the machine
+_OVER_PARTS = 1.5  # limit of a pass's time, as a factor over narrower passes that together cover the same rows
 
 
 def without_pauses(measured: Mapping[int, float]) -> dict[int, float]:
-    """Return measured times with those lowered that only a pause of the machine explains.
+    """Return the measured times, lowered where only a pause of the machine explains them.
 
     A pass over W rows takes at most 1.5 times as long as narrower passes that cover W rows together. Longer times are
-    lowered to this limit. The result is by ascending width.
+    lowered to this limit. The result is ordered by ascending width.
 
     Args:
         measured: width (rows of a pass) -> milliseconds.

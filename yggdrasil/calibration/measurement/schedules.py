@@ -1,9 +1,9 @@
 """Measures schedules on the real engine: the cost of their stages and the time of whole plans.
 
 Stages and plans are measured in whole requests of one shape and one schedule, on the same prompts and at the same
-contexts, so caches are as warm as in decoding. The machine's speed changes within seconds. So the compared ways
-alternate, and every turn includes a plain request, whose steps give the machine's speed. All times are scaled to the
-speed at which a plain step takes its median time.
+contexts, so caches are as warm as in decoding. The machine's speed changes within seconds. So requests of all compared
+shapes and schedules alternate, and every turn includes a plain request, whose steps give the machine's speed. All times
+are scaled to the speed at which a plain step takes its median time.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,7 +33,8 @@ SHALLOW = 2  # the other measured depth is ``max_depth``
 def measured_shapes(shapes: Shapes) -> list[TreeShape]:
     """Return the tree shapes to time: every verify width and every draft width, at a shallow and at the full depth.
 
-    The shallow ones come first. Not every pair of widths is among them. ``shapes`` must have a draft width.
+    The shallow shapes come first. Not every pair of a draft and a verify width is included. ``shapes`` must have a
+    draft width.
 
     Raises:
         YggdrasilError: the only verify width is 1.
@@ -47,7 +48,7 @@ def measured_shapes(shapes: Shapes) -> list[TreeShape]:
 
 
 def measured_schedules(named: Mapping[str, Mapping[str, str]]) -> list[Schedule]:
-    """Return the schedules whose stages a search times: the default schedule, then the named ones.
+    """Return the schedules whose stages a search times: the default schedule, then the named schedules.
 
     Args:
         named: schedule name -> stage -> variant. Together with the default they must have every variant of every stage.
@@ -77,7 +78,7 @@ def measure_stage_costs(
         new_stream: makes the text stream of a request, which limits its tokens.
         texts: prompts as token ids.
         progress: takes the fraction done, 0 to 1.
-        seconds: no cycle begins so long after the call, but those of the first text always do.
+        seconds: no cycle begins later than this after the call, except those of the first text.
 
     Raises:
         YggdrasilError: requests are too short to measure every schedule.
@@ -104,7 +105,7 @@ def measure_stage_costs(
 def turns_in_time(turns: Sequence[Way], least: int, seconds: float, progress: Progress) -> Iterator[tuple[int, Way]]:
     """Yield each of ``turns`` with its number from 0, until ``seconds`` have passed, but at least the first ``least``.
 
-    After each, ``progress`` takes the fraction done, 0 to 1: of the turns, or of the time if that ends first.
+    After each turn, ``progress`` takes the fraction done, 0 to 1: of the turns, or of ``seconds`` if they end first.
     """
     began = perf_counter()
     for number, turn in enumerate(turns):
@@ -125,7 +126,7 @@ def _too_short(assembly: Assembly) -> YggdrasilError:
 
 
 def _rotated_order(ways: Sequence[Way], turn: int) -> list[Way]:
-    """``ways`` rotated by ``turn``, so that each comes first equally often."""
+    """Return ``ways`` rotated by ``turn`` places, so that each comes first equally often."""
     shift = turn % len(ways)
     return [*ways[shift:], *ways[:shift]]
 
@@ -139,7 +140,8 @@ def _row(context: int, cycle: int, schedule: Schedule, sample: TimedIteration) -
 def at_one_speed(frame: pd.DataFrame) -> pd.DataFrame:
     """Return ``frame`` with the milliseconds of each cycle scaled so that its plain steps take the usual time.
 
-    That is the median over all cycles of the cycle's median plain iteration. Cycles without plain steps are dropped.
+    The usual time is the median, over all cycles, of a cycle's median plain iteration. Cycles without plain steps are
+    dropped.
 
     Args:
         frame: samples with the columns ``costs.COLUMNS``; plain steps have depth 0.
@@ -171,8 +173,8 @@ def measure_plans(
     """Decode every text with every plan and plainly, in rotating order; one row per request, columns ``PLAN_COLUMNS``.
 
     Rows of plain decoding have the plan name ``PLAIN``. ``iteration_ms`` and the stages are means over the iterations
-    after the first ``WARM_UP``; a request without further ones has no row. All plans first decode ``texts[0]`` once
-    without a row, as a warm-up. The engine has the default schedule afterwards.
+    after the first ``WARM_UP``; a request with no more iterations than these has no row. All plans first decode
+    ``texts[0]`` once without a row, as a warm-up. The engine has the default schedule afterwards.
 
     Args:
         new_stream: makes the text stream of a request, which limits its tokens.
@@ -180,7 +182,8 @@ def measure_plans(
         plans: schedules and tree shapes to compare.
         rounds: times that each text is decoded.
         progress: takes the fraction done, 0 to 1.
-        seconds: no text is begun so long after the call, but ``texts[0]`` always is; every plan decodes a text that is.
+        seconds: no text is begun later than this after the call, except ``texts[0]`` in the first round. Every plan
+            decodes a text that is begun.
 
     Raises:
         YggdrasilError: requests are too short to measure every plan.
@@ -216,9 +219,9 @@ def _means(samples: Sequence[TimedIteration], total_ms: float) -> list[float]:
 def at_profiles_speed(frame: pd.DataFrame, plain_ms: float) -> pd.DataFrame:
     """Return ``frame`` with its milliseconds scaled to the speed at which a plain step takes ``plain_ms``.
 
-    All requests of one prompt in one round get the same factor. It undoes the machine's speed of that time: the median
-    ratio of a request's time to the median time of its plan on that prompt, over plans measured in every round. And it
-    makes the median iteration of plain decoding ``plain_ms`` on each prompt.
+    All requests of one prompt in one round get the same factor. The factor undoes the machine's speed at that time,
+    which is the median, over the plans with most rows, of a request's time divided by the median time of its plan on
+    the prompt. The factor also makes the median iteration of plain decoding take ``plain_ms`` on each prompt.
 
     Args:
         frame: one row per request, columns ``PLAN_COLUMNS``. The plan "plain decoding" must be measured on every

@@ -1,6 +1,6 @@
 """Times single steps of target and drafter at given contexts, in turns.
 
-A shared machine's speed changes within seconds, so all steps take a turn before any of them takes the next one.
+A shared machine's speed changes within seconds, so every step takes its turn before any step takes another.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,13 +22,13 @@ _LEAST_TURNS = 2  # even if the time is up
 
 
 class TimedStep(NamedTuple):
-    """One step at one context: call ``prepare``, then ``run``."""
+    """One step at one context length. To run the step, call ``prepare``, then ``run``."""
 
     model: str  # "target" or "drafter"
     step: str  # one of ``TIMED``
-    width: int
-    context: int
-    capacity: int  # tokens of its KV caches
+    width: int  # rows of a target's pass, or nodes that a draft step attaches
+    context: int  # tokens in the KV caches
+    capacity: int  # tokens that the KV caches can hold
     backend: Backend
     prepare: Callable[[], None]
     run: Callable[[], object]
@@ -37,8 +37,8 @@ class TimedStep(NamedTuple):
 def timed_steps(assemblies: Sequence[Assembly], contexts: Sequence[int], token: int = 1) -> list[TimedStep]:
     """Return the steps to time: every step of target and drafter except prefill, at every context length.
 
-    They are ordered by context, then the target's before the drafter's. The contents of the caches are arbitrary, since
-    they do not change the time.
+    The steps are ordered by context, with the target's before the drafter's. The contents of the caches are arbitrary,
+    since they do not change the time.
 
     Args:
         assemblies: the same models with caches of several capacities or on several backends. Equal steps are adjacent
@@ -66,7 +66,7 @@ class Sample(NamedTuple):
     """One measured time: of a step, or of a stage of a real iteration."""
 
     context: int  # tokens in the KV caches
-    cycle: int  # turn of its kind of measurement
+    cycle: int  # number of the turn in which it was measured
     width: int  # draft width; 0 without drafted nodes
     depth: int  # drafted levels of an iteration
     verify_width: int  # rows of the target's pass
@@ -125,7 +125,7 @@ def time_in_turns(
         turns: the most timed turns, at least 1.
         progress: called with the fraction done, 0 to 1.
         timer: calls a function and returns its milliseconds.
-        seconds: no turn begins so long after the call, but the warm-up and the first two timed turns always do.
+        seconds: no turn begins later than this after the call, except the warm-up and the first two timed turns.
     """
     found, began = list[Timing](), perf_counter()
     with one_thread():  # idle PyTorch threads would spin on the cores that our operators use

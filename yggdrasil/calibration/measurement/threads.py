@@ -41,7 +41,8 @@ def thread_counts(cores: int) -> list[int]:
 def time_threads(loaded: LoadedModel, name: str, counts: Sequence[int]) -> "pd.DataFrame":
     """Time all linear layers of a model together with each number of threads, on rows of each width in ``WIDTHS``.
 
-    Returns columns ``COLUMNS``: each of ``ROUNDS`` rounds has one row per number and width, in milliseconds.
+    The result has the columns ``COLUMNS``, and in each of ``ROUNDS`` rounds one row per number of threads and width.
+    Times are milliseconds.
 
     Args:
         name: the model's name in the column "model": "target" or "drafter".
@@ -65,7 +66,7 @@ def time_threads(loaded: LoadedModel, name: str, counts: Sequence[int]) -> "pd.D
 
 
 def best_threads(samples: "pd.DataFrame") -> int:
-    """Return the largest number of threads whose time over all widths is at most 3 % above the least.
+    """Return the largest number of threads whose time, summed over all widths, is at most 3 % above the least.
 
     Args:
         samples: measured times of one model, columns ``COLUMNS``.

@@ -1,4 +1,4 @@
-"""The n-gram table that a calibration starts from: counts of shipped text, to which those of its own text are added."""
+"""The n-gram table of shipped text, to which a calibration adds the counts of the target's own text."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -37,8 +37,9 @@ def base_table(settings: CalibrationSettings, target: LoadedModel, reporter: Rep
 
     The shipped text is counted if no decoder has done so yet, which takes some seconds.
 
-    Returns None if the calibration has no table, with ``settings.own_table``, and for targets of less than
-    ``LEAST_BYTES``, whose passes are so short that a large table slows them.
+    The result is None if the calibration has no table, and with ``settings.own_table``. If there is no shipped table of
+    the target, it is also None without a tokenizer.json and for targets of less than ``LEAST_BYTES``, whose passes are
+    so short that a large table slows them.
 
     Raises:
         ArtifactError: the table of the shipped text cannot be written.

@@ -18,7 +18,7 @@ from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.objective import least_useful_probability
 from yggdrasil.scheduling.plan import Expectation
 
-_HELD_OUT_EVERY = 10  # one document in so many is for the prediction, the others for fitting
+_HELD_OUT_EVERY = 10  # one document in so many is for the predicted speed, the others for fitting
 
 
 class LearnedStatistics(NamedTuple):
@@ -40,7 +40,7 @@ class LearnedStatistics(NamedTuple):
     def drafter_without(self, documents: Sequence[Document]) -> StatisticsDrafter:
         """Return a drafter whose n-gram table excludes answers to the prompts of ``documents``, for a fair evaluation.
 
-        The table of shipped text stays as it is.
+        Counts of shipped text are not excluded.
         """
         prompt_keys = {document.prompt_key for document in documents}
         others = [document for document in self.documents if document.prompt_key not in prompt_keys]
@@ -65,14 +65,14 @@ def fit_statistics(
     others: Sequence[Drafter] = (),
     base: BaseTable | None = None,
 ) -> LearnedStatistics:
-    """Fit the n-gram scorer on 9 of 10 documents, predict the speed on the others, and count all in a table.
+    """Fit the n-gram scorer on 9 of 10 documents, predict the speed on the others, and count all documents in a table.
 
     Args:
         documents: prompts and the target's answers; if there are none, the result has the default scorer and no table.
         costs: step costs in milliseconds, for the predicted speed.
-        with_table: make an n-gram table; if False, only the text of the request is counted.
+        with_table: whether an n-gram table is made. Otherwise the drafter counts only the text of its request.
         others: model-free drafters that draft in the same tree.
-        base: n-gram table to which the counts of the documents are added; None: they are the whole table.
+        base: n-gram table to which the counts of the documents are added; None: the table has these counts alone.
     """
     if not documents:
         return LearnedStatistics(NGramScorer.default(with_table=False), None, [])

@@ -26,8 +26,8 @@ PREDICTION_DOCUMENTS = 4  # documents decoded for the prediction if there is no 
 def generate_and_fit(job: Job, costs: StepCosts, base: BaseTable | None) -> LearnedStatistics | None:
     """Generate text of the target and fit the n-gram statistics on it; None if the pair uses no n-gram statistics.
 
-    The fitted scorer and table are also set in the drafter of ``job.assembly``. A pair with a draft model and no n-gram
-    table generates no text; the result then has the default scorer and no table.
+    The fitted scorer and table are also set in the drafter of ``job.assembly``. A pair with a draft model or head and
+    no n-gram table generates no text; the result then has the default scorer and no table.
 
     Args:
         costs: step costs in milliseconds, for the predicted speed.
@@ -52,9 +52,9 @@ def generate_and_fit(job: Job, costs: StepCosts, base: BaseTable | None) -> Lear
 def own_text(job: Job) -> list[Document]:
     """Return all text that the target has generated in this and earlier calibrations, as prompts with answers.
 
-    A pair of models that uses n-gram statistics, and has an n-gram table or no draft model, first generates more text,
-    until ``settings.text_budget`` (seconds of this calibration, or tokens of all the text) is used up. Other pairs only
-    read existing text.
+    If the pair uses n-gram statistics, and has an n-gram table or neither draft model nor head, the target first
+    generates more text, until ``settings.text_budget`` (seconds of this calibration, or tokens of all the text) is used
+    up. Otherwise only existing text is read.
     """
     target = job.assembly.target.loaded
     file = text_file(Source.find(job.pair.target).fingerprint(), job.pair.weights)
@@ -79,7 +79,7 @@ def model_free_without(
 
     Args:
         counted: the n-gram statistics of the calibration; None without them.
-        costs: step costs; candidates that are too improbable to save time by them are not drafted.
+        costs: step costs in milliseconds. Candidates too improbable to save time at these costs are not drafted.
     """
     others = [each for each in _all_of(job) if not isinstance(each, StatisticsDrafter)]
     if counted is None:
@@ -92,9 +92,9 @@ def model_free_without(
 def predict_from_prompts(job: Job, costs: StepCosts) -> list[Expectation]:
     """Decode the first ``PREDICTION_DOCUMENTS`` prompts of a calibration plainly, and predict the speed on them.
 
-    It is used if the target has not generated text. Returns the expected speeds of the run-time policy, of the best
-    fixed verify width (if there is one above 1) and of plain decoding, in this order; without model-free drafters
-    nothing is decoded, and only plain decoding is returned.
+    This is for a target that has generated no text. The result is the expected speeds of the run-time policy, of the
+    best fixed verify width (if there is one above 1) and of plain decoding, in this order. Without model-free drafters
+    nothing is decoded, and only the speed of plain decoding is returned.
 
     Args:
         costs: step costs in milliseconds.

@@ -29,7 +29,7 @@ def predict_model_free(
     Returns:
         AAL, milliseconds per token and speed-up over plain decoding of up to three policies, in this order: the
             run-time policy (``ObjectivePolicy``), the fastest fixed verify width above 1, plain decoding. The second is
-            missing if width 1 is the only one. Without drafters there is only plain decoding.
+            missing if 1 is the only verify width. Without drafters there is only plain decoding.
 
     Raises:
         ValueError: the documents have no text to decode.

@@ -46,7 +46,7 @@ class Candidates(NamedTuple):
         )
 
     def split(self, share: float) -> "tuple[Candidates, Candidates]":
-        """Split into the candidates of the first positions and those of the last ``share`` (0 to 1) of positions."""
+        """Split into the candidates of the first positions and of the last ``share`` (0 to 1) of the positions."""
         first = int((1.0 - share) * (self.position[-1] + 1)) if len(self.position) else 0
         cut = int(np.searchsorted(self.position, first))
         return (
@@ -58,12 +58,12 @@ class Candidates(NamedTuple):
 def fit_scorer(documents: Sequence[Document], *, with_table: bool, base: BaseTable | None = None) -> NGramScorer:
     """Return a scorer fitted to every fifth document, with a temporary table counted from the others.
 
-    The last fifth of these positions is held out. Returns the scorer that the fit starts from where ``documents`` have
-    fewer than 2,000 answer tokens, or where the fit is no better on the held-out positions.
+    The last fifth of the positions is held out. The scorer that the fit starts from is returned unchanged if
+    ``documents`` have fewer than 2,000 answer tokens, or if the fitted scorer is no better on the held-out positions.
 
     Args:
         documents: prompts with the target's answers.
-        with_table: fit the weights of table contexts too; else those of the text's own contexts alone.
+        with_table: whether the weights of contexts in the table are fitted, too, or only those of contexts in the text.
         base: table to which the documents' counts are added, with the scorer to start from; None: a table of the
             documents alone, and the default scorer (``NGramScorer.default``).
     """
@@ -86,9 +86,9 @@ def gather_candidates(documents: Sequence[Document], *, with_table: bool, base: 
 
     Args:
         documents: prompts with the target's answers.
-        with_table: also take candidates from an n-gram table, which is counted from the other four fifths of the
-            documents; else these are unused.
-        base: table of other text to which these counts are added; None: no other text.
+        with_table: whether candidates are also taken from an n-gram table, which is counted from the other four fifths
+            of the documents; if False, these documents are unused.
+        base: table of other text, to which the counts of the documents are added; None: no other text.
     """
     known = [document for i, document in enumerate(documents) if i % _EVERY]
     return candidates_of(documents[::_EVERY], count_documents(known, base) if with_table else None)
@@ -99,7 +99,7 @@ def candidates_of(documents: Sequence[Document], table: Table | None) -> Candida
 
     Args:
         documents: prompts with the target's answers.
-        table: n-gram table whose candidates are taken too; None: those of the text alone.
+        table: n-gram table whose candidates are also taken; None: candidates of the text alone.
     """
     drafter = StatisticsDrafter(NGramScorer.none(), table)
     found: list[npt.NDArray[np.int64]] = []
@@ -138,8 +138,8 @@ def fit(candidates: Candidates, start: NGramScorer) -> NGramScorer:
 def mean_loss(scorer: NGramScorer, candidates: Candidates) -> float:
     """Return the mean negative log-likelihood of the true next tokens under ``scorer``, in nats per position.
 
-    At a position where no candidate is right, the likelihood is the probability of all other tokens together. NaN if a
-    weight of the scorer is NaN.
+    At a position where no candidate is right, the likelihood is the probability of all other tokens together. The
+    result is NaN if a weight of the scorer is NaN.
     """
     rows = torch.arange(len(candidates.position))
     network = _Network(scorer, candidates.features)
@@ -172,7 +172,7 @@ def _learn(network: "_Network", candidates: Candidates) -> NGramScorer:
 
 
 class _Network:
-    """A scorer over standardised features, on which it is trained. A constant feature has no effect.
+    """The n-gram scorer during training, with standardised features. A constant feature has no effect.
 
     Dims: F = 3 K features: log counts, log totals and shares; H hidden units.
     """
@@ -191,7 +191,7 @@ class _Network:
         self.nothing = torch.from_numpy(start.nothing).float()
 
     def weights(self) -> list[Tensor]:
-        """Return the trained tensors except the hidden layer's bias: its weights [F, H], ``out`` and ``nothing``."""
+        """Return the trained tensors except ``bias``: the hidden layer's weights [F, H], ``out`` and ``nothing``."""
         return [self.layer, self.out, self.nothing]
 
     def mean_loss(self, rows: Tensor, of: Tensor, is_right: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """The target of CUDA graphs: ranking, verification, acceptance and commit in one launch.
 
-The host writes a few integers before a step and reads one small vector after it; the device does not wait for it in
-between. Ranking the tree is part of verification, so the verify width is chosen before drafting.
+The host writes a few integers before a step and reads one small vector after it; in between the device does not wait
+for the host. Ranking the tree is part of verification, so the verify width is chosen before drafting.
 
 Dims: W verified nodes, H hidden size.
 """
@@ -47,7 +47,7 @@ class CapturedTarget(PromptReader):
     """Target whose steps are CUDA graphs, with acceptance on the device. It has the interface of ``TargetModel``."""
 
     ranks_nodes = True  # verification writes ``order``, so the verify width is chosen before drafting
-    next_drafts: NextDrafts | None = None  # set by whoever combines the target with a drafter
+    next_drafts: NextDrafts | None = None  # set by ``assemble`` if the drafter is a ``LevelDrafter``
 
     def __init__(
         self, runner: ModelRunner, tree: TokenTree, verify_widths: Sequence[int], prefill_widths: Sequence[int]
@@ -59,8 +59,8 @@ class CapturedTarget(PromptReader):
         words = 2 + 4 * most + 1 + self._hidden_words + (1 + 2 * MAX_TOP_LOGPROBS) * most
         self._readback = Readback(words, runner.loaded.device)
         self._kind: SamplingKind | None = None  # None: greedy, without logits processors
-        self._sampler: Sampler | None = None  # of a request with log-probabilities or a constraint
-        self._masks: list[npt.NDArray[np.uint8]] | None = None  # of the last pass's rows
+        self._sampler: Sampler | None = None  # of a request with log-probabilities, a constraint or bad words
+        self._masks: list[npt.NDArray[np.uint8]] | None = None  # tokens allowed after each row of the last pass
         self._verify_widths = [width for width in verify_widths if width > 1]  # width 1 is a plain step
         self.host_tree = HostTree(tree, runner.recorder)  # of drafters on the host, written before a pass
         self.sampled = SampledCaptures(runner, tree, self.order, self._start.tensor, most)
@@ -80,7 +80,8 @@ class CapturedTarget(PromptReader):
 
         Args:
             kind: variant of sampling in the graphs; None decodes greedily, without logits processors.
-            sampler: receives tokens and log-probabilities of the request and has its grammar; None if it needs neither.
+            sampler: receives tokens and log-probabilities of the request and has its grammar and bad words; None if the
+                request needs none of these.
         """
         self._kind, self._sampler = kind, sampler
         if kind is None:
@@ -91,7 +92,8 @@ class CapturedTarget(PromptReader):
     def prefill(self, tokens: Sequence[int], start: int = 0) -> Iterator[Outcome]:
         """Run the prompt ``tokens`` (token ids) from index ``start`` on, in chunks, and yield an outcome for each.
 
-        The last outcome has the first generated token, chosen as ``set_sampling`` says.
+        KV entries of the first ``start`` tokens, fewer than all, must be in the cache. The last outcome has the first
+        generated token, chosen as ``set_sampling`` says.
         """
         for outcome, logits in self.prefill_with_logits(tokens, start):
             if self._kind is not None and self.length == len(tokens):
@@ -169,7 +171,10 @@ class CapturedTarget(PromptReader):
         return packed, *layers
 
     def _write_masks(self, layout: Sequence[Sequence[int]]) -> None:
-        """Write which tokens the grammar and the bad words allow after each row of ``layout`` to the sampler."""
+        """Write to the device's sampling buffers which tokens the grammar and the bad words allow after each row.
+
+        ``layout`` is as in ``Sampler.tree_bits``.
+        """
         assert self._sampler is not None
         self._masks = self._sampler.tree_bits(layout, self.vocab_size)
         self.sampled.sampling.write_masks(self._masks)
@@ -180,7 +185,7 @@ class CapturedTarget(PromptReader):
         ``outputs`` is the result of ``verify``.
 
         Raises:
-            YggdrasilError: logits are not finite, or a grammar allows no token.
+            YggdrasilError: logits are not finite, or grammar and bad words allow no token.
         """
         packed = self._readback.wait(outputs[0].numel())
         outcome = self._outcome(packed, width)
@@ -207,7 +212,7 @@ class CapturedTarget(PromptReader):
         self.runner.note_kept(len(rows))
 
     def _launch(self, name: str, width: int) -> Sequence[Tensor]:
-        """Replay a capture and copy its packed result to the host: the only transfer from the device per iteration."""
+        """Replay a CUDA graph. Return (packed result, copied to the host, *layers, still on the device)."""
         self.runner.note_launch()
         packed, *layers = self.captures[name, width]()
         return self._readback.read(packed), *layers

@@ -25,14 +25,14 @@ class AcceptanceSetup:
 
     sampler: Sampler
     rule: Rule
-    drawn: Callable[[], DrawnTree | None]  # returns the draws of the tree to be accepted
+    drawn: Callable[[], DrawnTree | None]  # returns the draws of the tree to be accepted; None if nothing was drawn
     fixed_width: int | None = None  # rows of every pass; None: as needed
 
 
 class LogitTarget:
     """Target whose tokens the host chooses from logits.
 
-    It shares cache and text with ``target``, which accepts on the device.
+    It shares the KV cache and its text with ``target``, which accepts on the device.
     """
 
     def __init__(self, target: TargetModel | CapturedTarget, tree: TokenTree, verify_widths: Sequence[int]) -> None:
@@ -118,9 +118,9 @@ class LogitTarget:
     def accept(self, outputs: Sequence[Tensor], width: int) -> Outcome:
         """Accept a path of the verified tree by the request's rule and sampler.
 
-        Return the path's tokens, rows and hidden states. ``outputs`` is the result of ``verify``. Rows that width-1
-        passes have committed are left out, and row numbers count from the end of the text committed so far, as in
-        ``commit``.
+        Return the path's tokens, rows and hidden states. ``outputs`` is the result of ``verify``. The outcome's
+        ``rows`` lack those that width-1 passes have already committed, and count from the end of the text committed so
+        far, as ``commit`` expects.
 
         Raises:
             YggdrasilError: logits are not finite, no token is possible, or the rule does not take this kind of drafts.
@@ -155,7 +155,7 @@ class LogitTarget:
     def commit(self, rows: Sequence[int]) -> None:
         """Move the KV entries of ``rows`` to the slots after the committed tokens, and count them as committed.
 
-        ``rows`` are the outcome's, ascending row indices of the last pass.
+        ``rows`` are those of ``Outcome``: ascending row indices of the last pass.
         """
         if self.captured is None:
             self._target.commit(rows)
@@ -210,7 +210,7 @@ class _Replays:
     def decide(self, rows: Sequence[int]) -> Tensor:
         """Return logits [V] after the last of ``rows``, a path of the verified tree from the root, by a width-1 pass.
 
-        All of ``rows`` are committed then, the last by the width-1 pass. Later rows of the tree are not moved.
+        This commits all of ``rows``, the last of them by the width-1 pass. Later rows of the tree are not moved.
         """
         # Rows are relative to the end of the committed text: row r of the pass is now row r - committed.
         self._target.commit([row - self.committed for row in rows[self.committed : -1]])

@@ -1,7 +1,7 @@
 """Target passes as CUDA graphs that choose and accept tokens by a request's sampling parameters and rule.
 
-A pass is one launch. With a grammar there are three, ranking, pass and acceptance, so that the host computes the tokens
-allowed after each row while the pass runs.
+A pass is one launch. With a grammar or bad words there are three launches (ranking, pass and acceptance), so that the
+host computes the tokens allowed after each row while the pass runs.
 
 Dims: W rows of a pass, V vocabulary, H hidden size, K top-k tokens.
 """
@@ -88,8 +88,8 @@ class SampledCaptures:
 
         Args:
             kind: sampling kind, for which ``add`` has defined the graphs.
-            write_masks: only with a grammar: called with the rows' nodes, tokens, parents and existence while the pass
-                runs, and writes the allowed tokens.
+            write_masks: writes the allowed tokens. It is called only if ``kind.is_masked``, while the pass runs, with
+                the rows' nodes, tokens, parents and existence.
         """
         accept = self._captures[self._name(kind), width]
         if not kind.is_masked:
@@ -104,7 +104,7 @@ class SampledCaptures:
         """Choose a request's first token from the prefill's last logits [1, V].
 
         Args:
-            position: index of that token, which is the number of prompt tokens.
+            position: index of the first token in the text: the number of prompt tokens.
 
         Returns:
             Int64 values on the device: the summary [6] of a pass with one accepted row (see ``VerifyStep``), then the
@@ -158,10 +158,10 @@ class SampledCaptures:
 def finish(
     runner: ModelRunner, start: Tensor, summary: Tensor, expected: Tensor, hidden: Tensor, words: Tensor
 ) -> Tensor:
-    """Move the KV entries of a pass's accepted rows after the committed ones, and pack its result into one vector.
+    """Move the KV entries of a pass's accepted rows to the slots after the committed tokens, and pack its result.
 
-    The int64 vector has ``summary``, then the bits of ``expected`` as float64, of the last accepted row of ``hidden``,
-    and ``words``.
+    The result is one int64 vector: ``summary``, the bits of ``expected`` as float64, the bits of the last accepted row
+    of ``hidden``, and ``words``.
 
     Args:
         start: [1] int64 cache slot of the pass's first row.

@@ -69,7 +69,7 @@ def read_token(
 
     Args:
         token: [1] int64 token id.
-        position: [1] int64, its index in the request, counted from the first prompt token.
+        position: [1] int64, the token's index in the request, counted from the first prompt token.
     """
     mask = torch.ones(1, 1, dtype=torch.bool, device=token.device)
     return call(weights, caches, token, position, mask, position.expand(2).contiguous())
@@ -159,8 +159,8 @@ class VerifyStep(CallStep[ModelCall]):
 def layout_of(rows: PassRows) -> Tensor:
     """Pack the rows of a pass into one [4, W] int64 tensor, which the host copies at once.
 
-    Its lines are each row's node index in the drafted tree, token id, parent's row index (0 for the root itself), and 1
-    for a row or 0 for padding, whose other numbers have no meaning.
+    Column i describes row i by four numbers: node index in the drafted tree, token id, row index of the parent (0 for
+    the root itself), and 1 for a node or 0 for padding, whose other numbers have no meaning.
     """
     return torch.stack([rows.nodes, rows.tokens, rows.parents, rows.exist.to(torch.int64)])
 
@@ -177,7 +177,7 @@ def _summary(rows: PassRows, path: Tensor, best: Tensor, choices: Tensor) -> Ten
 class AcceptStep(StepModule):
     """Step that samples and accepts tokens from the logits of a pass.
 
-    Random numbers depend on the position, not on the tree.
+    Random numbers depend on the seed and the position in the text, not on the tree.
     """
 
     def __init__(self, kind: SamplingKind) -> None:
@@ -203,9 +203,8 @@ class AcceptStep(StepModule):
             buffers: ``TokenTree.tensors``, then the fields of ``SamplingInputs``.
 
         Returns:
-            (summary [2 + 4W] int64 as ``VerifyStep`` returns it, words int64). The words are the bits of the
-                log-probabilities of every row's token and of the likeliest ones, then the ids of these; empty without
-                log-probabilities.
+            (summary [2 + 4W] int64 as ``VerifyStep`` returns it, words int64). The words are those of
+                ``logprob_words``; empty if the request reports no log-probabilities.
         """
         num_tree, kind = len(buffers) - len(SamplingInputs._fields), self._kind
         tree, inputs = TokenTree(*buffers[:num_tree]), SamplingInputs(*buffers[num_tree:])

@@ -128,7 +128,7 @@ class PromptReader(ABC):
             yield width, len(chunk)
 
     def _keep_states(self, length: int) -> None:
-        """Copy the recurrent states after a prompt of ``length`` tokens, and before its last chunk."""
+        """Copy the recurrent states if at most one chunk of the prompt of ``length`` tokens is left to run."""
         if self.runner.states is not None and length - self.length <= self.prefill_widths[-1]:
             self.runner.states.keep()
 
@@ -240,7 +240,7 @@ class TargetModel(PromptReader):
     def commit(self, rows: Sequence[int]) -> None:
         """Move the KV entries of ``rows`` to the slots after the committed tokens, and count them as committed.
 
-        ``rows`` are the outcome's, ascending row indices of the last pass.
+        ``rows`` are those of ``Outcome``: ascending row indices of the last pass.
         """
         text = self.text
         if rows and rows[-1] >= len(rows):  # rows ascend: else each is already at its slot

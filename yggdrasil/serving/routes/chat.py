@@ -53,6 +53,7 @@ class Chat:
 
         Raises:
             Fault: the request is invalid or exceeds a limit.
+            YggdrasilError: a value is out of its range, or the chat template or the constraint fails.
         """
         limits = service.settings.limits
         if (body.n or 1) > limits.answers:
@@ -113,7 +114,7 @@ class Chat:
 
     @property
     def warnings(self) -> list[str]:
-        """Sentences on what the request has and the server ignored.
+        """Sentences on parts of the request that the server ignored.
 
         These are unknown fields that may change the answer (at most 16), and earlier tool calls if the chat template
         leaves them out.
@@ -127,7 +128,7 @@ class Chat:
     def parse(self, text: str) -> Parsed:
         """Split the text of a finished answer into content and tool calls.
 
-        All of it is content if the answer cannot have calls.
+        If the answer cannot have calls (``tools`` is None), the whole text is content.
         """
         return Parsed(text, []) if self.tools is None else self.tools.parse(text, self._names)
 
@@ -152,7 +153,7 @@ class Chat:
 
     @property
     def frame(self) -> TextFrames | None:
-        """Encoder with which the decoder's thread sends text; None unless the stream is one answer's text alone."""
+        """Encoder of text that the decoder's thread may send; None with several answers, tools, logprobs or trees."""
         if len(self.jobs) > 1 or self.tools is not None or self.body.logprobs or self.body.show_trees:
             return None
         writer = self._chunks()
@@ -230,7 +231,11 @@ def _must_call(body: ChatRequest) -> bool:
 
 
 def _callable(body: ChatRequest, tools: list[Tool]) -> list[Tool]:
-    """Return the tools that a required call may name: all of ``tools``, or the one that ``tool_choice`` names."""
+    """Return the tools that a required call may name: all of ``tools``, or the one that ``tool_choice`` names.
+
+    Raises:
+        Fault: ``tool_choice`` names an unknown tool.
+    """
     if not isinstance(body.tool_choice, ChosenTool):
         return tools
     name = body.tool_choice.function.name

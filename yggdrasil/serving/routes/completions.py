@@ -141,7 +141,7 @@ class _Completion:
 
     @property
     def frame(self) -> TextFrames | None:
-        """Encoder with which the decoder's thread sends text; None unless the stream is one answer's text alone."""
+        """Encoder of text that the decoder's thread may send; None with several answers or with log-probabilities."""
         if len(self.jobs) > 1 or self.body.logprobs is not None:
             return None
         writer = self._chunks()
@@ -162,7 +162,11 @@ def _num_prompts(body: CompletionRequest) -> int:
 
 
 def _prompts(body: CompletionRequest, service: Service) -> list[list[int]]:
-    """Tokenize the prompts, which are given as texts or token ids, one or several."""
+    """Tokenize the prompts, which are given as texts or token ids, one or several.
+
+    Raises:
+        Fault: there is no prompt, a prompt is too long, or ``suffix`` cannot be served (see ``_infilled``).
+    """
     given = body.prompt
     if body.suffix:
         return [_infilled(given, body.suffix, service)]
@@ -181,7 +185,11 @@ def _encoded(text: str, service: Service) -> list[int]:
 
 
 def _infilled(given: Any, suffix: str, service: Service) -> list[int]:
-    """Tokenize prefix and suffix with the model's fill-in-the-middle tokens, after its BOS token if it has one."""
+    """Tokenize prefix and suffix with the model's fill-in-the-middle tokens, after its BOS token if it has one.
+
+    Raises:
+        Fault: the tokenizer lacks these tokens, ``given`` is not one text, or a text is too long.
+    """
     marks = infill_marks(service.decoder.tokenizer)
     if marks is None:
         raise Fault(400, "the model's tokenizer has no tokens for filling in; leave out suffix", param="suffix")

@@ -121,7 +121,7 @@ async def tags(request: Request) -> dict[str, Any]:
 
 @router.get("/api/ps")
 async def ps(request: Request) -> dict[str, Any]:
-    """List the loaded model: the served one, which is never unloaded."""
+    """List the loaded model, which is always the served model."""
     card = _card(service_of(request))
     return {"models": [{**card, "expires_at": "9999-12-31T23:59:59Z", "size_vram": 0}]}
 
@@ -142,7 +142,7 @@ def show(body: OllamaModel, request: Request) -> dict[str, Any]:
 
 
 def _card(service: Service) -> dict[str, Any]:
-    """Describe the served model as Ollama lists one."""
+    """Describe the served model as an entry of Ollama's list of models."""
     facts = service.decoder.assembly.target.loaded
     details = {"format": "gguf" if service.model.endswith(".gguf") else "", "family": "", "families": None}
     size = sum(tensor.nbytes for tensor in facts.tensors.values())
@@ -194,7 +194,7 @@ async def _lines(
 
 
 def _line(body: OllamaRequest, said: dict[str, Any], wanted: Chat, result: Generation | None = None) -> dict[str, Any]:
-    """Return one object of the reply. With ``result`` it is the last, with the reason and durations in nanoseconds."""
+    """Return one object of the reply; with ``result`` the last one, with finish reason and durations in nanoseconds."""
     reply = {"model": body.model, "created_at": _when(None), **said, "done": result is not None}
     if result is None:
         return reply

@@ -23,7 +23,7 @@ class TextOptions(Wire):
 
 
 class ResponseRequest(Wire):
-    """The body of ``POST /v1/responses``. Further fields are passed on as fields of a chat."""
+    """The body of ``POST /v1/responses``. Other fields become fields of the chat request."""
 
     model_config = ConfigDict(extra="allow")
 
