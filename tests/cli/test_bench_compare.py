@@ -5,7 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from yggdrasil import SamplingParams
 from yggdrasil.bench import compare as bench
+from yggdrasil.bench.divergence import judge_divergence
 from yggdrasil.cli import bench_output as compare
 from yggdrasil.errors import Interrupted, YggdrasilError
 from yggdrasil.policy.fixed import FixedPolicy
@@ -26,10 +28,10 @@ def interrupt_at(monkeypatch, number):
     judge = bench.judge_divergence
     left = iter(range(number))
 
-    def judge_or_interrupt(*arguments):
+    def judge_or_interrupt(*arguments, **named):
         if next(left, None) is None:
             raise KeyboardInterrupt
-        return judge(*arguments)
+        return judge(*arguments, **named)
 
     monkeypatch.setattr(bench, "judge_divergence", judge_or_interrupt)
 
@@ -69,6 +71,32 @@ def test_a_whole_comparison_says_so(decoder, tmp_path):
     compared(decoder, tmp_path / "results.json")
 
     assert json.loads((tmp_path / "results.json").read_text())["complete"] is True
+
+
+def test_both_ways_of_decoding_sample_the_same_tokens(pair, tmp_path, program, monkeypatch):
+    """Without a seed too: bench gives one. The record has what differs from greedy decoding."""
+    decoder = pair.decoder(FixedPolicy(TreeShape(2, 2, 4)))
+    monkeypatch.setattr("yggdrasil.cli.bench.open_decoder", lambda *_, **__: decoder)
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": each.prompt}) + "\n" for each in PROMPTS))
+    out = tmp_path / "results.json"
+    arguments = ["bench", "any", "--prompts", str(tmp_path / "prompts.jsonl"), "--max-new-tokens", "12"]
+    assert program(*arguments, "--temperature", "1.5", "--top-k", "50", "--json", str(out))[0] == 0
+
+    record = json.loads(out.read_text())
+    assert record["sampling"] == {"temperature": 1.5, "top_k": 50, "seed": 0}
+    assert record["matched"] == len(PROMPTS)
+    greedy = decoder.generate(PROMPTS[0].prompt, max_new_tokens=12, ignore_eos=True).tokens
+    drawn = SamplingParams(temperature=1.5, top_k=50, seed=0)
+    assert decoder.generate(PROMPTS[0].prompt, max_new_tokens=12, ignore_eos=True, sampling=drawn).tokens != greedy
+
+
+def test_a_difference_of_sampled_tokens_is_a_fault(pair, decoder):
+    """Near ties of the logits say nothing about tokens between which random numbers decide."""
+    drawn = SamplingParams(temperature=5.0, seed=1)
+    prompt = decoder.encode("hello there")
+    plain = decoder.generate(prompt, max_new_tokens=4, sampling=drawn).tokens
+    found = judge_divergence(decoder, prompt, plain, [*plain[:3], (plain[3] + 1) % 90], sampling=drawn)
+    assert (found.position, found.verdict, found.replayed_token) == (3, "fault", plain[3])
 
 
 def test_plans_beside_it_are_kept_with_every_sample(pair, decoder, tmp_path):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
+from yggdrasil.acceptance.sampling import GREEDY, SamplingParams
 from yggdrasil.bench.divergence import Divergence, judge_divergence
 from yggdrasil.bench.guard import nothing_built
 from yggdrasil.engine.decoder import Decoder
@@ -86,7 +87,7 @@ def encode_one(decoder: Decoder, prompt: Prompt, max_prompt_tokens: int | None) 
         raise YggdrasilError(f"{prompt.place} {error}" if prompt.place != NOWHERE else str(error)) from error
 
 
-def compare(
+def compare(  # noqa: PLR0913 - what is compared, how it decodes, and where results go
     decoder: Decoder,
     prompts: Sequence[Prompt],
     max_new_tokens: int,
@@ -96,6 +97,7 @@ def compare(
     ignore_eos: bool = True,
     warm_up: bool = True,
     beside: Mapping[str, Decoder] | None = None,
+    sampling: SamplingParams = GREEDY,
 ) -> list[Comparison]:
     """Decode every prompt plainly and with one or more plans, and return one comparison per prompt, in their order.
 
@@ -109,6 +111,7 @@ def compare(
         ignore_eos: whether texts continue after end tokens.
         warm_up: whether to decode the first prompt once in each way beforehand, not counted, which loads the steps.
         beside: decoders of further plans, by name. Their comparisons are in ``beside`` of each result.
+        sampling: of all requests. With a temperature it needs a seed; otherwise every run draws other tokens.
 
     Raises:
         YggdrasilError: a step was built after the warm-up, so times are invalid; or a decoder of ``beside`` has another
@@ -123,7 +126,7 @@ def compare(
         by.forget()  # so that each reads the whole prompt
         text = texts[number]
         limit = min(max_new_tokens, _context(shortest) - len(text))
-        return by.start(text, max_new_tokens=limit, ignore_eos=ignore_eos, speculation=speculates)
+        return by.start(text, max_new_tokens=limit, ignore_eos=ignore_eos, speculation=speculates, sampling=sampling)
 
     def plainly(number: int) -> Generation:
         return start(decoder, number, speculates=False).finished()
@@ -144,7 +147,7 @@ def compare(
                 runs, plain = by_plans(number), plainly(number)
         known, found = count_repeated(texts[number], plain.tokens), {}
         for name, run in runs.items():
-            parting = judge_divergence(decoder, texts[number], plain.tokens, run.tokens)
+            parting = judge_divergence(decoder, texts[number], plain.tokens, run.tokens, sampling=sampling)
             found[name] = Comparison(prompt.id, plain, run, known, parting, prompt.category)
         ours = found.pop(_OURS)
         results.append(replace(ours, beside=found))

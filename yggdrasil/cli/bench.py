@@ -1,11 +1,13 @@
 """``yggdrasil bench``: compares a plan with plain decoding and other plans."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from yggdrasil.cli import checks
+from yggdrasil.cli import sampling as opt
 from yggdrasil.cli.open_decoder import open_decoder
 from yggdrasil.cli.shared_options import (
     BackendOption,
@@ -19,6 +21,7 @@ from yggdrasil.cli.shared_options import (
 from yggdrasil.errors import YggdrasilError
 
 
+@opt.takes_sampling_options
 def bench(
     plan: ModelArgument,
     prompts: Annotated[
@@ -47,8 +50,9 @@ def bench(
     force_machine: ForceOption = False,
     device: DeviceOption = None,
     backend: BackendOption = None,
+    **options: Any,
 ) -> None:
-    """Compare a plan with plain decoding, greedily, prompt by prompt.
+    """Compare a plan with plain decoding, prompt by prompt; greedy by default.
 
     Plain prompts are continued by --max-new-tokens tokens. With --chat an answer ends where the model ends it, because
     text after its end is repetitive and so misleadingly fast. Both ways of decoding generate the same tokens.
@@ -59,6 +63,9 @@ def bench(
     from yggdrasil.cli.bench_output import compare_with_plain, open_decoders_by_name
     from yggdrasil.prompts import read_prompts
 
+    sampling = opt.sampling_of(options)
+    if not sampling.is_greedy and sampling.seed is None:
+        sampling = replace(sampling, seed=0)  # both ways of decoding then generate the same tokens
     requests = read_prompts(prompts, limit, chat=chat)
     imports_mb = resident_mb()
     decoder = open_decoder(plan, dtype, drafter, force_machine=force_machine, device=device, backend=backend)
@@ -70,6 +77,7 @@ def bench(
         "max_prompt_tokens": max_prompt_tokens,
         "chat": chat,
         "ignore_eos": ignore_eos or not chat,
+        **({"sampling": changed} if (changed := opt.changed(sampling)) else {}),
     }
     others = open_decoders_by_name(beside or (), dtype, force_machine=force_machine, device=device, backend=backend)
-    compare_with_plain(decoder, requests, settings, out, imports_mb=imports_mb, beside=others)
+    compare_with_plain(decoder, requests, settings, out, imports_mb=imports_mb, beside=others, sampling=sampling)

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from yggdrasil.acceptance.sampling import GREEDY, SamplingParams
 from yggdrasil.artifacts import write_atomic
 from yggdrasil.bench.compare import Comparison, compare
 from yggdrasil.bench.memory import memory_use
@@ -60,6 +61,7 @@ def compare_with_plain(
     *,
     imports_mb: float,
     beside: Mapping[str, Decoder] | None = None,
+    sampling: SamplingParams = GREEDY,
 ) -> None:
     """Compare a plan with plain decoding on every prompt, print the results, and write them to ``out``.
 
@@ -71,13 +73,14 @@ def compare_with_plain(
         out: JSON file; None: nothing is written.
         imports_mb: resident memory in MB before the models were loaded.
         beside: decoders of further plans of the same target, by name, which decode the same prompts alternately.
+        sampling: of all requests; with a temperature it needs a seed.
 
     Raises:
         YggdrasilError: a decoder of ``beside`` has another target or is given twice, a prompt leaves no room to decode,
             or a step was built after the warm-up, so times are invalid.
         Interrupted: the user interrupted. Results so far, if any, are printed and written, marked as incomplete.
     """
-    results = _measure(decoder, prompts, settings, beside)
+    results = _measure(decoder, prompts, settings, beside, sampling)
     is_complete = len(results) == len(prompts)
     if not results:
         raise Interrupted("interrupted before the first prompt was compared; there is nothing to keep")
@@ -118,6 +121,7 @@ def _measure(
     prompts: Sequence[Prompt],
     settings: Mapping[str, Any],
     beside: Mapping[str, Decoder] | None = None,
+    sampling: SamplingParams = GREEDY,
 ) -> list[Comparison]:
     """Print and return all comparisons, or the comparisons that were finished before an interruption."""
     results: list[Comparison] = []
@@ -129,7 +133,7 @@ def _measure(
     try:
         compare(
             decoder, prompts, settings["max_new_tokens"], note, max_prompt_tokens=settings["max_prompt_tokens"],
-            ignore_eos=settings["ignore_eos"], beside=beside,
+            ignore_eos=settings["ignore_eos"], beside=beside, sampling=sampling,
         )  # fmt: skip
     except KeyboardInterrupt:
         if len(results) == len(prompts):

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
@@ -88,6 +88,17 @@ def takes_decoding_options(command: Callable[..., None]) -> Callable[..., None]:
     return with_options(command, _options())
 
 
+def takes_sampling_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Return ``command`` with the sampling options added, without constraints; ``sampling_of`` converts the values."""
+    return with_options(command, [each for each in _options() if _panel(each) == SAMPLING])
+
+
+def _panel(parameter: Parameter) -> str | None:
+    """Return the heading under which --help lists an option."""
+    (described,) = parameter.annotation.__metadata__
+    return cast("str | None", described.rich_help_panel)
+
+
 def samples_as_the_model(command: Callable[..., None]) -> Callable[..., None]:
     """Return ``command`` with the option ``greedy`` and the sampling and acceptance options added.
 
@@ -137,8 +148,9 @@ def sampling_of(options: dict[str, Any]) -> SamplingParams:
     """Return the sampling parameters made of option values.
 
     Args:
-        options: values by option name, as ``takes_decoding_options`` adds them. Options in ``OWN`` must not be None.
-            Options that ``samples_as_the_model`` adds are for ``resolved_sampling`` and ``named_sampling``.
+        options: values by option name, as ``takes_decoding_options`` or ``takes_sampling_options`` adds them. Options
+            in ``OWN`` must not be None. Options that ``samples_as_the_model`` adds are for ``resolved_sampling`` and
+            ``named_sampling``.
 
     Raises:
         YggdrasilError: a value is invalid, or the file of a JSON schema or grammar cannot be read.
@@ -149,9 +161,14 @@ def sampling_of(options: dict[str, Any]) -> SamplingParams:
     )  # fmt: skip
     return SamplingParams(
         logit_bias=_biases(options["logit_bias"] or ()), bad_words=tuple(options["bad_word"] or ()),
-        constraint=_constraint(options["json_schema"], options["regex"], options["grammar"]),
+        constraint=_constraint(*(options.get(name) for name in ("json_schema", "regex", "grammar"))),
         logprobs=options.get("logprobs"), **{name: options[name] for name in same},
     )  # fmt: skip
+
+
+def changed(sampling: SamplingParams) -> dict[str, Any]:
+    """Return the parameters, by name, that differ from those of greedy decoding."""
+    return {name: value for name, value in asdict(sampling).items() if value != getattr(PARAMS, name)}
 
 
 def speculation_of(options: dict[str, Any]) -> Speculation:
