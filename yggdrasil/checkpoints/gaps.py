@@ -11,7 +11,7 @@ _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 
 
 def refuse_gaps(name: str, missing: Sequence[str], unexpected: Sequence[str], misshapen: Sequence[str]) -> None:
-    """Check that a checkpoint has exactly the weights of its model: missing ones would be left at random values.
+    """Check that a checkpoint has exactly its model's weights: missing weights would keep random values.
 
     Args:
         name: the checkpoint's name in messages.
