@@ -22,7 +22,7 @@ class LookUp(Protocol):
         """
 
     def observe(self, drafted: int, accepted: int) -> None:
-        """Record that ``accepted`` of the last draft's ``drafted`` tokens were accepted; not called for 0."""
+        """Record that ``accepted`` of the last draft's ``drafted`` tokens (at least 1) were accepted."""
 
 
 class Occurrences:
