@@ -1,7 +1,7 @@
 """Temporary files and folders that are removed even if their process is killed.
 
-Each is locked while it is in use. The system releases the locks of a killed process, so a later process can tell
-leftovers from files that are still being written, and removes them.
+A temporary file or folder is locked while it is in use. The system releases the locks of a killed process, so that a
+later process can tell the leftovers from files that are still being written, and removes the leftovers.
 """
 
 import contextlib

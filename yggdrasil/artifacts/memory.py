@@ -25,7 +25,7 @@ def new_region(num_bytes: int) -> mmap.mmap:
 
 
 def use_huge_pages(region: mmap.mmap, *, collapses: bool = False) -> None:
-    """Advise the system to back ``region`` with huge pages; some systems keep small ones.
+    """Advise the system to back ``region`` with huge pages; some systems keep small pages.
 
     Args:
         collapses: also move resident small pages to huge pages.

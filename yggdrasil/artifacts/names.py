@@ -76,7 +76,7 @@ def search_roots() -> list[Path]:
 
 
 def profile_directory(root: Path, name: str, machine: Machine) -> Path:
-    """Return the path of a profile folder (measured times), ``root/profiles/NAME/MACHINE``. It may not exist.
+    """Return the path of a profile folder (measured times), ``root/profiles/NAME/MACHINE``; it need not exist.
 
     Raises:
         ArtifactError: the name has invalid characters.
@@ -96,7 +96,7 @@ def predictor_directory(root: Path, name: str, machine: Machine) -> Path:
 
 
 def plan_path(root: Path, name: str, machine: Machine) -> Path:
-    """Return the path of a plan file, ``root/plans/NAME/MACHINE.yaml``. It may not exist.
+    """Return the path of a plan file, ``root/plans/NAME/MACHINE.yaml``; it need not exist.
 
     Raises:
         ArtifactError: the name has invalid characters.
@@ -113,7 +113,7 @@ def profile_of_plan(plan: Path, predictor: Path) -> Path:
     """Return the folder with the measured times (the profile) that a plan was made from.
 
     The folder is ``profiles/NAME/MACHINE`` with the plan's name, if this folder exists. Otherwise, as for a plan that a
-    search has saved under a new name, NAME is that of the plan's predictor folder.
+    search has saved under a new name, NAME is taken from the path ``predictor``.
 
     Args:
         plan: the plan's file, ``plans/NAME/MACHINE.yaml``.

@@ -2,7 +2,7 @@
 
 The library keeps 100 MB for a vocabulary of 262,144 tokens, and its parser holds the GIL for most of a second. Here the
 native library merges each word's bytes into tokens. The ``tokenizers`` library still finds added tokens, normalises,
-splits text into words and decodes: it gets the same rules with an empty vocabulary.
+splits text into words and decodes, with the same rules and an empty vocabulary.
 
 Dims: L single characters that are tokens.
 """
@@ -71,7 +71,7 @@ class CompactTokenizer:
         return getattr(self.whole, name)
 
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[Encoded]:
-        """Return the token ids of each text; with ``add_special_tokens``, also tokens such as the beginning of text."""
+        """Return the token ids of each text; ``add_special_tokens`` adds tokens such as the beginning of text."""
         found = self._finder.encode_batch(list(texts), add_special_tokens=add_special_tokens)
         return [Encoded(self._ids(text, each)) for text, each in zip(texts, found, strict=True)]
 

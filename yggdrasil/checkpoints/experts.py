@@ -1,7 +1,7 @@
 """Mixture-of-experts layers as one operator over packed weights; rows routed to the same expert are batched.
 
-A row's result is independent of the other rows, unlike in transformers, where it depends on how many rows are routed to
-an expert. Experts in a form that the operators do not support keep transformers' implementation.
+A row's result is independent of the other rows; in transformers, the result depends on how many rows are routed to an
+expert. Experts in a form that the operators do not support keep transformers' implementation.
 
 Dims: W rows, H hidden size, E experts, K experts per row, I intermediate size of an expert.
 """
@@ -98,8 +98,8 @@ class PackedExperts(nn.Module):
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Return the weighted sums [W, H] of the outputs of each row's experts.
 
-        ``hidden_states`` are [W, H], ``top_k_index`` [W, K] int64 the expert ids, and ``top_k_weights`` [W, K] their
-        weights.
+        ``hidden_states`` are [W, H], ``top_k_index`` [W, K] int64 the expert ids, and ``top_k_weights`` [W, K] the
+        factors of the experts' outputs.
         """
         output: Tensor = torch.ops.yggdrasil.packed_experts(
             hidden_states, top_k_index, top_k_weights, self.gate_up_proj, self.down_proj, registered_biases(self),
@@ -125,7 +125,7 @@ def pack_experts(
         device: where the weights are packed to.
 
     Raises:
-        YggdrasilError: the device is a GPU, and the weights are of a format without kernels there.
+        YggdrasilError: the device is a GPU, and the weights have a format without a GPU kernel.
     """
     form = form_of(module)
     if form is None:

@@ -42,7 +42,7 @@ def _register_mimo() -> None:
 
 
 def split_projections(model: nn.Module) -> None:
-    """Replace the joint linear layers of Qwen3-Next's gated delta networks by separate ones, as Qwen3.5 has, in place.
+    """Replace the joint linear layers of Qwen3-Next's gated delta networks by separate layers as in Qwen3.5, in place.
 
     In Qwen3-Next one linear layer gives queries, keys, values and gates, and another one gives strengths and decays.
     The rows of both are grouped by key head.

@@ -35,7 +35,7 @@ class FusedLinear(nn.Module):
         return self.layer.weight
 
     def forward(self, x: Tensor) -> Tensor:  # [..., K] -> [..., N of the first layer]
-        """Apply the first of the layers to ``x`` [..., K]."""
+        """Apply the first joined layer to ``x`` [..., K], and return [..., N]."""
         return self.part(x, 0)
 
     def part(self, x: Tensor, number: int) -> Tensor:
@@ -49,7 +49,7 @@ class FusedLinear(nn.Module):
 
 
 class FusedPart(nn.Module):
-    """A layer after the first of those that ``FusedLinear`` joins; the ``FusedLinear`` holds its weights."""
+    """A layer, other than the first, whose weights a ``FusedLinear`` has joined and holds."""
 
     def __init__(self, fused: FusedLinear, number: int) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class FusedPart(nn.Module):
         return self._fused[0].weight
 
     def forward(self, x: Tensor) -> Tensor:  # [..., K] -> [..., N]
-        """Apply the layer to ``x`` [..., K]."""
+        """Apply the layer to ``x`` [..., K], and return [..., N]."""
         return self._fused[0].part(x, self._number)
 
 

@@ -1,7 +1,7 @@
 """Replaces a model's linear layers and experts, in place, by modules with packed weights.
 
-One packed copy serves the steps of all widths. Packing changes the layout of weights in memory only: module names and
-results stay the same.
+One packed copy serves the steps of all widths. Packing keeps the names of modules. Without quantisation it changes only
+the layout of the weights in memory.
 """
 
 from typing import Any
@@ -68,7 +68,7 @@ class PackedLinear(nn.Module):
 def pack_linears(
     model: nn.Module, num_threads: int, quantise: Quantise | None = None, device: torch.device = _CPU
 ) -> None:
-    """Replace the linear layers and experts of ``model``, which is on a CPU, by packed ones on ``device``, in place.
+    """Replace the linear layers and experts of ``model``, which is on a CPU, by packed modules on ``device``, in place.
 
     Embeddings, and on a GPU linear layers and experts too, are replaced only if they are quantised. A quantised weight
     shared by embedding and LM head is packed once; otherwise a tied embedding stays unpacked.

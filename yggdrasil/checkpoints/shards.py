@@ -26,7 +26,7 @@ def raising_os_errors() -> Iterator[None]:
 
 
 class ShardWriter:
-    """Writer of weights as safetensors shards of at most ``max_bytes`` each; only a single larger weight exceeds it."""
+    """Writer of weights as safetensors shards of at most ``max_bytes`` each; a larger weight gets its own shard."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self.num_parameters = 0

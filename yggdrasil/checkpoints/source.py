@@ -87,8 +87,8 @@ class Source:
     def checkpoint(self, dtype: "torch.dtype", *, keeps_blocks: bool = False) -> Path:
         """Return the checkpoint folder to load the model's weights from.
 
-        For a folder or hub id this is the model's own folder, and the arguments are ignored. The weights of a GGUF file
-        are dequantised to ``dtype`` on the first call and stored in a folder of the user's cache. With
+        For a folder or hub id the result is the model's folder, and the arguments are ignored. The weights of a GGUF
+        file are dequantised to ``dtype`` on the first call and stored in a folder of the user's cache. With
         ``keeps_blocks``, that folder lacks the weights whose layers read the file's quantised blocks.
 
         Raises:
@@ -103,7 +103,7 @@ _begun: dict[Path, Callable[[], str]] = {}  # folder in the cache -> function th
 
 
 def begin_reading(path: Path) -> bool:
-    """Begin to read the GGUF file ``path`` in a fork if it was never read; return whether a fork was started.
+    """Begin to read the GGUF file ``path`` in a fork unless it was read before; return whether a fork was started.
 
     The next ``Source.find`` of this file waits for the fork.
 

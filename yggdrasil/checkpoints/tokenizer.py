@@ -67,7 +67,7 @@ class Tokenizer:
         return found
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of ``text``; with ``add_special_tokens``, also tokens such as the beginning of text."""
+        """Return the token ids of ``text``; ``add_special_tokens`` adds tokens such as the beginning of text."""
         (encoded,) = self.backend_tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
         return list(encoded.ids)
 
@@ -104,7 +104,7 @@ def render_chat(tokenizer: Any, turns: Sequence[Mapping[str, Any]], **options: A
 
     Args:
         turns: messages with ``role`` and ``content``, and further fields that the template reads.
-        options: those of transformers' ``apply_chat_template``, and variables of the template.
+        options: options of transformers' ``apply_chat_template``, and variables of the template.
 
     Returns:
         The text (str) if ``tokenize`` is False. Otherwise (the default) the result of ``tokenizer`` for this text.

@@ -1,4 +1,4 @@
-"""Trains a head in a process of low priority beside a decoder of the same target, at most until its end.
+"""Trains a head in a low-priority process beside a decoder; the process ends with the decoder's, if not earlier.
 
     python -m yggdrasil.training.beside TARGET OUT
 

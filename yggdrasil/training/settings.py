@@ -1,4 +1,4 @@
-"""Settings of a training."""
+"""Settings of the training of a head, and the interface that shows its progress."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 from yggdrasil.scheduling.plan import DeviceName
 
-CONTEXT = 192  # most tokens of a prompt, from its end, in a training window
+CONTEXT = 192  # most tokens of a prompt, from its end, that a training uses
 Kind = Literal["eagle3", "dflash"]  # kinds of heads that can be trained
 SHOWN = 5  # draft steps for which agreement is reported
 

@@ -1,4 +1,4 @@
-"""The state of a training, saved after every evaluation so that it can resume."""
+"""The state of a training, saved after every evaluation so that the training can resume."""
 
 import hashlib
 import json

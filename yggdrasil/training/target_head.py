@@ -26,7 +26,7 @@ class TargetHead(NamedTuple):
         return type(self)(self.rows[tokens].float(), bias, self.bound)
 
     def logits(self, states: Tensor) -> Tensor:
-        """Return the logits of hidden states ``states`` [..., H], [..., V] float32."""
+        """Return the logits [..., V], float32, of the hidden states ``states`` [..., H]."""
         logits = (states @ self.rows.T).float()
         if self.bias is not None:
             logits = logits + self.bias

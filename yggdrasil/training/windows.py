@@ -1,4 +1,4 @@
-"""Splits the target's text into training windows: an answer with the end of its prompt."""
+"""Makes training windows of the target's text, and splits them into windows to train on and to evaluate on."""
 
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -43,7 +43,7 @@ class Split(NamedTuple):
 
 
 def window_of(document: Document) -> Window:
-    """Return the training window of a document: its answer and at most the last 192 tokens of its prompt."""
+    """Return a document's window, whose stored states cover the answer and the last 192 tokens of the prompt."""
     prompt, answer = document
     start = max(0, len(prompt) - CONTEXT)
     return Window([*prompt, *answer], start, len(prompt) - start)

@@ -103,8 +103,8 @@ class QuantisedExperts(nn.Module):
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Return the weighted sums [W, H] of the outputs of each row's experts.
 
-        ``hidden_states`` are [W, H], ``top_k_index`` [W, K] int64 the expert ids, and ``top_k_weights`` [W, K] their
-        weights.
+        ``hidden_states`` are [W, H], ``top_k_index`` [W, K] int64 the expert ids, and ``top_k_weights`` [W, K] the
+        factors of the experts' outputs.
         """
         output: Tensor = torch.ops.yggdrasil.quantised_experts(
             hidden_states, top_k_index, top_k_weights, [getattr(self, part) for part in self.parts], self.formats,
@@ -114,7 +114,7 @@ class QuantisedExperts(nn.Module):
 
 
 class QuantisedEmbedding(nn.Module):
-    """``nn.Embedding`` with a quantised weight; a tied LM head shares ``packed``."""
+    """``nn.Embedding`` with a quantised weight, for outputs in ``dtype``; a tied LM head shares ``packed``."""
 
     packed: Tensor
 

@@ -1,6 +1,6 @@
 """Converts the weights of a GGUF file to a dequantised checkpoint in Hugging Face layout.
 
-This uses transformers' tables of tensor transformations, but not its loader, which parses the file four times and
+The module uses transformers' tables of tensor transformations, but not its loader, which parses the file four times and
 builds its table of names once per module: 30 s for 135M parameters, 5 s here.
 """
 

@@ -158,7 +158,7 @@ def _rope_scaling(header: GgufHeader) -> dict[str, Any]:
 
 
 def _yarn(header: GgufHeader, theta: float, factor: float) -> dict[str, Any]:
-    """Return YaRN's parameters. ``truncate`` is not in the metadata; only gpt-oss has it off."""
+    """Return YaRN's parameters. ``truncate``, which the metadata lack, is False only for gpt-oss."""
     found = {
         "rope_type": "yarn", "rope_theta": theta, "factor": factor, "truncate": header.architecture != "gpt-oss",
         "original_max_position_embeddings": int(_number(header, "rope.scaling.original_context_length", 0)),
@@ -185,7 +185,7 @@ def _head_width(header: GgufHeader) -> Any:
 
 
 def _number(header: GgufHeader, name: str, default: float) -> float:
-    """Return metadata ``name`` as float, ``default`` if missing. Raises YggdrasilError unless it is positive."""
+    """Return metadata ``name`` as float, ``default`` if missing. Raises YggdrasilError unless positive and finite."""
     value = header.fact(name, default)
     if isinstance(value, bool | str | list) or not 0.0 < value < inf:
         raise YggdrasilError(

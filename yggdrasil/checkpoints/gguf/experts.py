@@ -70,7 +70,7 @@ def expert_facts(header: GgufHeader) -> dict[str, Any]:
 def names_in_file(weight: str) -> tuple[str, ...]:
     """Return the names under which a GGUF file stores the parts of the transformers weight ``weight``.
 
-    The names are those of gate and up, in this order, for Granite's fused linear layer; otherwise ``weight`` itself.
+    For Granite's fused linear layer the result is (gate's name, up's name), otherwise ``weight`` alone.
     """
     whole, is_joined = weight.removesuffix(_JOINED), weight.endswith(_JOINED)
     return tuple(whole + part for part in _PARTS) if is_joined else (weight,)

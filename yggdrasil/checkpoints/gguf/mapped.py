@@ -1,6 +1,6 @@
 """Reads weights from a memory-mapped GGUF file, to pack them without a second copy in memory.
 
-It translates the tensor names and row orders of llama.cpp's conversion, for decoders with standard layers.
+The module translates tensor names and row orders of llama.cpp's conversion, for decoders with standard layers.
 """
 
 import re

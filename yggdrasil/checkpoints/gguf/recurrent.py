@@ -148,7 +148,7 @@ def split_joined(config: "PretrainedConfig", weights: Iterable[tuple[str, Tensor
 
 
 def whole_name_in_table(config: "PretrainedConfig", name: str) -> str:
-    """Return the name that llama.cpp's table has for the transformers weight ``name``; it differs for Nemotron-H."""
+    """Return the name of the transformers weight ``name`` in llama.cpp's table; only Nemotron-H's names differ."""
     if config.model_type != "nemotron_h" or not name.startswith("model."):
         return name
     if ".experts." in name:
@@ -157,7 +157,7 @@ def whole_name_in_table(config: "PretrainedConfig", name: str) -> str:
 
 
 def name_in_table(config: "PretrainedConfig", stem: str) -> str:
-    """Return the name that llama.cpp's table has for the transformers layer ``stem``; it differs for Granite's hybrids.
+    """Return the name of the transformers layer ``stem`` in llama.cpp's table; only Granite hybrids' names differ.
 
     ``stem`` is the name of a weight without ".weight" or ".bias".
     """
