@@ -1,4 +1,4 @@
-"""A value that is made once: by a thread ahead of its use, or else by whoever needs it."""
+"""A value that is computed once, by a thread ahead of its use or by the first caller that needs it."""
 
 from collections.abc import Callable
 from threading import Lock
@@ -8,7 +8,10 @@ T = TypeVar("T")
 
 
 class Ahead(Generic[T]):
-    """The value that ``make`` returns. A call waits for another thread that is making it, and returns its value."""
+    """A callable that returns the result of ``make()``, which its first call runs; other threads' calls wait.
+
+    If ``make`` raises, the call raises the same exception, and the next call runs ``make`` again.
+    """
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make: Callable[[], T] | None = make
@@ -19,5 +22,5 @@ class Ahead(Generic[T]):
         with self._lock:
             if self._make is not None:
                 self._made = self._make()
-                self._make = None  # what it refers to is needed no more
+                self._make = None  # frees the objects that ``make`` refers to
             return self._made

@@ -25,7 +25,7 @@ def shown(path: Path) -> str:
 
 
 def cannot_write(path: Path, error: OSError) -> ArtifactError:
-    """Return the ArtifactError that says why the file or folder ``path`` cannot be written (``error``)."""
+    """Return the ArtifactError that says why the file or folder ``path`` cannot be written, from ``error``."""
     reason = error.strerror or str(error)
     return ArtifactError(f"cannot write {shown(path)} ({reason}); check the folder's permissions and free space.")
 
@@ -42,10 +42,10 @@ def write_atomic(path: Path, data: bytes) -> None:
     """Write ``data`` to the file ``path`` so that a reader sees the old content or the new, never a part.
 
     The data go to a temporary file in the same folder, which is flushed and renamed. Missing parent folders are
-    created. Devices and pipes are written directly; for a symbolic link, its target is replaced.
+    created. Devices and pipes are written directly. Of a symbolic link, the target is replaced.
 
     Raises:
-        ArtifactError: the file cannot be written; its old content is unchanged then.
+        ArtifactError: the file cannot be written; its old content is unchanged.
     """
     destination = resolve_link(path)
     temporary = _temporary_sibling(destination)
@@ -98,7 +98,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     """Yield an empty temporary folder that becomes ``path`` when the block ends without an exception.
 
     An existing folder is replaced as a whole. If the block or the renaming fails, the old folder is unchanged and the
-    temporary one is removed. A symbolic link is followed: its target is replaced.
+    temporary folder is removed. Of a symbolic link, the target is replaced.
 
     NOTE: a folder cannot be exchanged in one portable step. A process killed between the two renames leaves the old
     content in the same folder as ``.NAME.XXXXXXXX.old``, which is restored when ``path`` is next written.
@@ -148,7 +148,7 @@ def _tidy(destination: Path) -> None:
 
 
 def _backups(destination: Path) -> list[Path]:
-    """Return old versions of ``destination`` that an interrupted replacement left."""
+    """Return the old versions of ``destination`` that interrupted replacements have left behind."""
     pattern = temporary_name_pattern(destination.name, _ASIDE)
     with contextlib.suppress(OSError):
         return [path for path in destination.parent.iterdir() if pattern.fullmatch(path.name)]
@@ -156,7 +156,7 @@ def _backups(destination: Path) -> list[Path]:
 
 
 def _exchange(new: Path, destination: Path) -> None:
-    """Rename ``new`` to ``destination``; an existing folder is renamed first, and back if the second step fails."""
+    """Rename ``new`` to ``destination``; an existing folder is renamed first, and renamed back on failure."""
     backup = new.with_suffix(_ASIDE)
     had_old = destination.exists()
     if had_old:
@@ -194,7 +194,7 @@ def _fsync_tree(root: Path) -> None:
 
 
 def _fsync_directory(path: Path) -> None:
-    """Flush renames inside ``path`` to disk; does nothing on Windows, which cannot open folders."""
+    """Flush renames inside ``path`` to disk; do nothing on Windows, which cannot open folders."""
     if os.name == "nt":
         return
     descriptor = os.open(path, os.O_RDONLY)

@@ -10,7 +10,7 @@ def cache_root() -> Path:
     """Return the folder of cached files: ``$YGGDRASIL_CACHE``, or ``yggdrasil`` in the user's cache folder.
 
     Raises:
-        ArtifactError: the folder is not set, and neither XDG_CACHE_HOME nor a home folder is known.
+        ArtifactError: YGGDRASIL_CACHE and XDG_CACHE_HOME are not set, and no home folder is known.
     """
     own = os.environ.get("YGGDRASIL_CACHE")
     return Path(own) if own else user_cache() / "yggdrasil"

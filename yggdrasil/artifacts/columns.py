@@ -32,7 +32,7 @@ def pack_column(values: npt.NDArray[np.int32] | npt.NDArray[np.int64]) -> npt.ND
 
 
 def column_length(packed: npt.NDArray[np.uint8]) -> int:
-    """Return the number of values that the header of a packed column states; ``unpack_column`` checks it.
+    """Return the number of values that a packed column's header states; ``unpack_column`` checks the number.
 
     Raises:
         ValueError: the bytes are not a packed column.
@@ -46,10 +46,10 @@ def unpack_column(packed: npt.NDArray[np.uint8], dtype: type[Number]) -> npt.NDA
     """Return the values, [n] in ``dtype``, of a column that ``pack_column`` has compressed to uint8 bytes.
 
     Args:
-        dtype: of the result, int32 or int64; int32 takes half of the memory.
+        dtype: dtype of the result, int32 or int64; int32 takes half of the memory. Values from 2**31 on wrap in int32.
 
     Raises:
-        ValueError: the bytes are not a packed column, or its values may not fit ``dtype``.
+        ValueError: the bytes are not a packed column, or a value has more bytes than ``dtype``.
     """
     data = packed.data
     try:
@@ -67,6 +67,6 @@ def unpack_column(packed: npt.NDArray[np.uint8], dtype: type[Number]) -> npt.NDA
         raise ValueError(f"a packed column is damaged: {error}") from error
     values = np.zeros((count, most), dtype=np.uint8)
     for place, plane in enumerate(np.frombuffer(planes, dtype=np.uint8).reshape(width, count)):
-        values[:, place] = plane  # one by one: NumPy copies the transpose of all at a third of the speed
+        values[:, place] = plane  # plane by plane: NumPy copies the transpose of all planes at a third of the speed
     numbers: npt.NDArray[Number] = values.view(f"<i{most}").reshape(count).astype(dtype, copy=False)
     return numbers

@@ -1,7 +1,7 @@
-"""Run work in forked processes, whose memory is returned to the system when they end.
+"""Run functions in forked processes, whose memory is returned to the system when they end.
 
 A fork shares all imported modules and loaded data. Forking a process with threads is safe enough only on Linux; on
-other systems, work runs in this process.
+other systems, functions run in this process.
 """
 
 import json
@@ -24,9 +24,10 @@ _FAULTS = {kind.__name__: kind for kind in (YggdrasilError, ArtifactError)}
 
 
 class Fork:
-    """A forked process that runs ``work`` and exits. ``is_silent`` discards its output.
+    """A forked process that runs ``work`` and exits; if ``is_silent``, the output of ``work`` is discarded.
 
-    When this process ends for any reason, the fork is killed, with compilers that it has started.
+    When this process ends for any reason, the fork and the compilers that it has started are killed. The constructor
+    starts the process, and raises OSError if the system cannot.
     """
 
     def __init__(self, work: Callable[[], object], *, is_silent: bool = True) -> None:
@@ -51,14 +52,14 @@ class Fork:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the forked process has ended by an exception or a signal; False if this process has not noticed yet.
+        """Whether the forked process has ended by an exception or a signal.
 
-        ``has_ended`` and ``wait`` notice it.
+        The value stays False until ``has_ended`` or ``wait`` has found that the process has ended.
         """
         return self._has_ended and self._status != 0
 
     def wait(self) -> None:
-        """Wait until the forked process exits, without a time limit; its failure raises nothing."""
+        """Wait until the forked process exits, without a time limit; a failure of ``work`` raises nothing."""
         if not self._has_ended:
             _, self._status = os.waitpid(self.pid, 0)
             self._close()
@@ -73,7 +74,7 @@ class Fork:
             self.wait()
 
     def interrupt(self) -> None:
-        """Send SIGINT to the forked process, wait until it exits, and kill it (SIGKILL) if it has not after 10 s."""
+        """Send SIGINT to the forked process and wait until it exits; after 10 s, kill it with SIGKILL."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGINT)
         for _ in range(_LOOKS):
@@ -90,8 +91,8 @@ class Fork:
 def in_fork(work: Callable[[], str]) -> str:
     """Run ``work`` in a forked process, whose memory is freed when it ends, and return its result.
 
-    If no process can be forked, or ``work`` fails there with anything but a YggdrasilError, it runs again in this
-    process.
+    ``work`` runs in this process if no process can be forked, and runs again in this process if it fails in the fork
+    with another exception than YggdrasilError.
 
     Raises:
         YggdrasilError: ``work`` raised it in the forked process.
@@ -100,9 +101,10 @@ def in_fork(work: Callable[[], str]) -> str:
 
 
 def begin_in_fork(work: Callable[[], str]) -> Callable[[], str]:
-    """Start ``work`` in a forked process, and return a function to be called once: it waits, and does as ``in_fork``.
+    """Start ``work`` in a forked process, and return a function that waits for its result; call the function once.
 
-    If it is never called, the forked process is killed when this process ends.
+    The function returns and raises as ``in_fork`` does. If nobody calls the function, the forked process is killed when
+    this process ends. If no process can be forked, the returned function is ``work``.
     """
     if not CAN_FORK:
         return work
@@ -131,14 +133,15 @@ def begin_in_fork(work: Callable[[], str]) -> Callable[[], str]:
 
 
 def ends_within(work: Callable[[], object], cpu_seconds: int, megabytes: int) -> bool:
-    """Return whether ``work`` ends, even with an exception, within limits of processor time and additional memory.
+    """Return whether ``work`` ends, even with an exception, within limits of processor time and added memory.
 
-    It runs in a forked process, and its result is discarded. Returns False also after 4 times ``cpu_seconds`` of
-    wall-clock time, and if no process can be created; True without running it on systems other than Linux.
+    ``work`` runs in a forked process, and its result is discarded. The function also returns False after 4 times
+    ``cpu_seconds`` of wall-clock time, and if no process can be created. On systems other than Linux, it returns True
+    without running ``work``.
 
     Args:
         cpu_seconds: processor time, in seconds.
-        megabytes: MiB of memory beyond what this process has now.
+        megabytes: MiB of address space in addition to what this process has mapped.
     """
     if not CAN_FORK:
         return True
@@ -169,7 +172,7 @@ def ends_within(work: Callable[[], object], cpu_seconds: int, megabytes: int) ->
 
 
 def _limit(cpu_seconds: int, megabytes: int) -> None:
-    """Limit this process to ``cpu_seconds`` of processor time and ``megabytes`` MiB more memory than it has now."""
+    """Limit this process to ``cpu_seconds`` of processor time and ``megabytes`` MiB more address space."""
     import resource
 
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -193,7 +196,7 @@ def _answer(work: Callable[[], str], write_end: int) -> None:
 
 
 def _live(work: Callable[[], object], caller: int, *, is_silent: bool) -> None:
-    """Run ``work`` in the fork and exit. The pipe ``caller`` closes when the parent process ends."""
+    """Run ``work`` in the fork and exit, with code 1 after an exception. Pipe ``caller`` closes with the parent."""
     code = 1
     try:
         os.setsid()  # a new process group: Ctrl-C reaches only the parent, which ends the fork
@@ -218,6 +221,6 @@ def _live(work: Callable[[], object], caller: int, *, is_silent: bool) -> None:
 
 
 def _end_with(caller: int) -> None:
-    """Wait until the parent process ends, then kill the fork's process group."""
+    """Wait until the pipe ``caller`` closes as the parent process ends, then kill the fork's process group."""
     os.read(caller, 1)
     os.killpg(0, signal.SIGKILL)

@@ -1,6 +1,6 @@
 """Read the header of a GGUF file: metadata and positions of tensors, with all bounds checked. Imports no torch.
 
-``gguf.GGUFReader`` takes seconds for a vocabulary of 50,000 tokens and does not check bounds; this takes 0.1 s.
+``gguf.GGUFReader`` takes seconds for a vocabulary of 50,000 tokens and does not check bounds; this module takes 0.1 s.
 """
 
 import mmap
@@ -32,18 +32,18 @@ BLOCK_SIZES = {
 
 
 class GgufTensor(NamedTuple):
-    """Name, shape, type and position of one tensor in the file."""
+    """Name, shape, type and position of one tensor in a GGUF file."""
 
     name: str
     shape: tuple[int, ...]  # outermost dimension first, as in torch
     kind: int  # type number, see gguf.GGMLQuantizationType
-    start: int  # offset of its first byte in the file
+    start: int  # offset of the tensor's first byte in the file
     num_bytes: int
 
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """The contents of a GGUF file except the tensors' data. ``facts`` is its metadata, ``tensors`` is by name."""
+    """The contents of a GGUF file except the tensors' data. ``facts`` is the metadata; keys are names."""
 
     path: Path
     facts: dict[str, Any]
@@ -56,7 +56,7 @@ class GgufHeader:
         return str(self.facts["general.architecture"])
 
     def fact(self, name: str, default: Any = None) -> Any:
-        """Return the metadata ``<architecture>.<name>``, such as ``block_count``; ``default`` if it is missing."""
+        """Return the metadata ``<architecture>.<name>``, such as ``block_count``, or ``default`` if missing."""
         return self.facts.get(f"{self.architecture}.{name}", default)
 
 
@@ -77,7 +77,8 @@ def read_gguf_header(path: Path) -> GgufHeader:
     """Read the header of the GGUF file ``path``, vocabulary included. The last four headers stay in memory.
 
     Raises:
-        ArtifactError: it is no GGUF file, of an unsupported version or tensor type, truncated or damaged.
+        ArtifactError: the file is missing, no GGUF file, of an unsupported version or tensor type, one of several parts
+            of a model, truncated or damaged.
     """
     try:
         stat = path.stat()
@@ -89,8 +90,8 @@ def read_gguf_header(path: Path) -> GgufHeader:
 def read_gguf_layout(path: Path) -> GgufHeader:
     """Read the header of the GGUF file ``path`` without metadata that are lists, such as the vocabulary.
 
-    The vocabulary is never held in memory. The layout is cached on disk until the file changes, so later starts do not
-    even skip it.
+    The vocabulary is never held in memory. The result is cached on disk until the file changes, so later starts do not
+    read the file's header.
 
     Raises:
         ArtifactError: the file is missing, unsupported or damaged.
@@ -133,7 +134,7 @@ def _parsed(path: Path, *, skips_lists: bool) -> GgufHeader:
 
 
 class _Reader:
-    """Parser of the header. Raises ValueError or struct.error for anything beyond the end of the file."""
+    """Parser of a GGUF file's header. Reading beyond the end of the file raises ValueError or struct.error."""
 
     def __init__(self, path: Path, data: mmap.mmap, *, skips_lists: bool) -> None:
         self._path, self._data, self._at, self._skips_lists = path, data, len(MAGIC), skips_lists
@@ -157,7 +158,7 @@ class _Reader:
         return GgufHeader(self._path, facts, tensors, start)
 
     def _refuse_part(self, count: Any) -> None:
-        """Raise ArtifactError if the file is one of several parts of a model, none of which describes the others."""
+        """Raise ArtifactError if the file is one of several parts of a model; a part does not describe the others."""
         if isinstance(count, int) and count > 1:
             raise ArtifactError(
                 f"{shown(self._path)} is one of the {count} parts of a model; join them with llama.cpp's "
@@ -184,7 +185,7 @@ class _Reader:
         return text
 
     def _strings(self, count: int) -> list[str]:
-        """Read ``count`` strings; fast, as a vocabulary has several hundred thousand."""
+        """Read ``count`` strings, quickly: a vocabulary has several hundred thousand."""
         data, at, size_at, texts = self._data, self._at, struct.Struct("<Q").unpack_from, []
         for _ in range(count):
             begin = at + 8

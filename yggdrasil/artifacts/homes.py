@@ -10,7 +10,7 @@ def expanded(path: str | Path) -> Path:
     """Return ``path`` with a leading ``~`` or ``~user`` replaced by the home folder.
 
     Raises:
-        ArtifactError: there is no such user or home.
+        ArtifactError: the user does not exist, or your home folder is not known.
     """
     try:
         return Path(path).expanduser()

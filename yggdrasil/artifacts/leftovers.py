@@ -1,7 +1,7 @@
 """Temporary files and folders that are removed even if their process is killed.
 
-Each is locked while it is in use. The system releases the locks of a killed process, so a later process can tell
-leftovers from files that are still being written, and removes them.
+A temporary file or folder is locked while it is in use. The system releases the locks of a killed process, so that a
+later process can tell the leftovers from files that are still being written, and removes the leftovers.
 """
 
 import contextlib
@@ -41,8 +41,8 @@ def temporary_folder(parent: Path) -> Iterator[Path]:
 def in_use(path: Path) -> Iterator[None]:
     """Hold an exclusive lock on the file or folder ``path`` while the block runs, so that no process removes it.
 
-    Processes remove temporary files that a killed process has left, and tell them by the missing lock. A path that is
-    missing or locked already is not an error: the block runs without a lock.
+    ``remove_leftovers`` of any process takes an unlocked temporary file for the leftover of a killed process. If the
+    path is missing or already locked, the block runs without a lock.
     """
     descriptor = _try_lock(path)
     try:
@@ -53,10 +53,12 @@ def in_use(path: Path) -> Iterator[None]:
 
 
 def remove_leftovers(folder: Path, name: str | None = None) -> None:
-    """Remove temporary files and folders that killed processes have left in ``folder``. Failures are ignored.
+    """Remove temporary files and folders that killed processes have left in ``folder``.
+
+    Files younger than 1 s stay, since a new file is not locked yet. Failures are ignored.
 
     Args:
-        name: only those of the file or folder of this name, which was being written; None: all.
+        name: remove only temporaries of the file or folder of this name; None: remove all.
     """
     pattern = re.compile(r"\..+\.tmp") if name is None else temporary_name_pattern(name, SUFFIX)
     with contextlib.suppress(OSError):
@@ -91,7 +93,7 @@ def _remove_if_left(path: Path) -> None:
 
 
 def _try_lock(path: Path) -> int | None:
-    """Return a file descriptor that holds the lock of ``path``; None if it is locked or cannot be locked."""
+    """Return a file descriptor that holds the lock of ``path``, or None if it cannot be locked."""
     try:
         import fcntl
     except ImportError:  # Windows: leftovers are never removed

@@ -1,4 +1,4 @@
-"""Lock files, which admit one process at a time, record their owner, and are released when it ends."""
+"""Lock files: each admits one process at a time, records that process, and is released when the process ends."""
 
 import contextlib
 import errno
@@ -17,7 +17,7 @@ _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
 def tell(sentence: str) -> None:
-    """Print ``yggdrasil: SENTENCE`` to standard error; the usual ``wait`` of ``locked``."""
+    """Print ``yggdrasil: SENTENCE`` to standard error; made for the argument ``wait`` of ``locked``."""
     print(f"yggdrasil: {sentence}", file=sys.stderr)  # noqa: T201
 
 
@@ -25,12 +25,13 @@ def tell(sentence: str) -> None:
 def locked(path: Path, what: str, wait: Callable[[str], None] | None = None) -> Iterator[None]:
     """Hold the lock file ``path`` while the block runs. The system releases the lock of a process that dies.
 
-    Missing folders of the file are created, and removed afterwards if they are empty.
+    Missing parent folders of the file are created, and removed afterwards if they are empty. On Windows, the block runs
+    without a lock.
 
     Args:
         what: the work in progress, for messages, such as "compiling the CPU kernels".
-        wait: called with a sentence before waiting for another process that holds the lock, unless that process is a
-            fork of the same command. None: a held lock is an error.
+        wait: function that takes a sentence; it is called before waiting for another process that holds the lock,
+            unless that process is this command's own parent or fork. None: a held lock is an error.
 
     Raises:
         ArtifactError: another process holds the lock and ``wait`` is None, or the file cannot be created.
@@ -107,7 +108,7 @@ def _open(path: Path) -> IO[bytes]:
 
 
 def _is_there(file: IO[bytes], path: Path) -> bool:
-    """Return whether ``path`` is still the open file; a lock on a removed file excludes nobody."""
+    """Return whether ``path`` still names the open file; a lock on a removed file excludes nobody."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except OSError:
@@ -115,7 +116,7 @@ def _is_there(file: IO[bytes], path: Path) -> bool:
 
 
 def _owner(path: Path) -> str:
-    """Describe the process that holds the lock, for messages."""
+    """Return a description, for messages, of the process that holds the lock file ``path``."""
     try:
         process, since, _ = path.read_text().split()
         return f"in process {int(process)}, begun {max(0, time.time() - int(since)):.0f} s ago"

@@ -31,8 +31,8 @@ class Machine:
     architecture: str
     isa: tuple[str, ...]  # the relevant instruction sets, in a fixed order
     cores: int  # usable by this process: affinity and container quota
-    memory_gib: int
-    accelerator: str | None
+    memory_gib: int  # physical memory, rounded; 0 if unknown
+    accelerator: str | None  # name of the first GPU that torch sees; None without one
     os: str
 
     @property
@@ -95,7 +95,7 @@ def parse_cpuinfo(text: str) -> tuple[str, str, tuple[str, ...]]:
 
 
 def parse_cpu_quota(text: str) -> int | None:
-    """Return the cores, rounded up, that a cgroup's ``cpu.max`` (``QUOTA PERIOD``) allows; None: no limit."""
+    """Return the cores, rounded up, that a cgroup's ``cpu.max`` (``QUOTA PERIOD``) allows; None: all."""
     quota, _, period = text.strip().partition(" ")
     if not quota.isdecimal() or not period.isdecimal():
         return None
@@ -129,7 +129,8 @@ def _memory_gib() -> int:
 def may_have_accelerator() -> bool:
     """Return whether PyTorch may see a CUDA or ROCm GPU here, without importing PyTorch. False is certain.
 
-    On Linux, one of the device files of accelerators must exist. False on macOS, True on other systems.
+    On Linux, the result is whether one of the device files of accelerators exists. It is False on macOS and True on
+    other systems.
     """
     return sys.platform != "darwin" and (
         sys.platform != "linux" or any(Path(node).exists() for node in _ACCELERATOR_NODES)

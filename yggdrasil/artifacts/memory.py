@@ -1,7 +1,8 @@
-"""Memory for tensors, on huge pages if the system supports them, and made resident ahead of its use. Imports no torch.
+"""Memory for tensors: on huge pages if the system supports them, made resident before its use. Imports no torch.
 
-The system clears every page when it is first written, and a virtual machine may first have to get it from its host:
-up to 2 s per gigabyte. ``reserve`` does this in a thread while the program imports PyTorch and opens the tokenizer.
+The system clears every page when it is first written, and a virtual machine may first have to get the page from its
+host: up to 2 s per gigabyte. ``reserve`` makes pages resident in a thread while the program imports PyTorch and opens
+the tokenizer.
 """
 
 import ctypes
@@ -24,10 +25,10 @@ def new_region(num_bytes: int) -> mmap.mmap:
 
 
 def use_huge_pages(region: mmap.mmap, *, collapses: bool = False) -> None:
-    """Advise the system to back ``region`` with huge pages; some systems keep small ones.
+    """Advise the system to back ``region`` with huge pages; some systems keep small pages.
 
     Args:
-        collapses: also move resident small pages to huge ones.
+        collapses: also move resident small pages to huge pages.
     """
     if hasattr(mmap, "MADV_HUGEPAGE"):
         for advice in (mmap.MADV_HUGEPAGE, *([_COLLAPSE] if collapses else [])):
@@ -36,7 +37,7 @@ def use_huge_pages(region: mmap.mmap, *, collapses: bool = False) -> None:
 
 
 class Reserved:
-    """A memory region of which a thread makes the first ``num_bytes`` resident, until it has or ``stop`` is called."""
+    """A memory region whose first ``num_bytes`` a thread makes resident, unless ``stop`` ends the thread before."""
 
     def __init__(self, num_bytes: int) -> None:
         self.region = new_region(num_bytes + _ROOM)
@@ -66,8 +67,8 @@ _reserved: list[Reserved] = []  # at most one
 def reserve(num_bytes: int) -> None:
     """Begin to make ``num_bytes`` of host memory resident in a thread, for the weights of the next model.
 
-    Does nothing on other systems than Linux, and while an earlier reservation has not been taken or dropped.
-    The weights' loader gets the memory by ``take_reserved``; if no model is loaded, ``drop_reserved`` frees it.
+    The call does nothing on other systems than Linux, or while an earlier reservation is neither taken nor dropped.
+    The weights' loader gets the memory by ``take_reserved``; if no model is loaded, ``drop_reserved`` frees the memory.
     """
     size = num_bytes // mmap.PAGESIZE * mmap.PAGESIZE
     if sys.platform == "linux" and size > 0 and not _reserved:
@@ -76,7 +77,7 @@ def reserve(num_bytes: int) -> None:
 
 
 def take_reserved() -> Reserved | None:
-    """Return the host memory that ``reserve`` is making resident, which the caller then owns; None if there is none."""
+    """Return the host memory that ``reserve`` is making resident, which the caller then owns, or None."""
     return _reserved.pop() if _reserved else None
 
 
@@ -89,7 +90,7 @@ def drop_reserved() -> None:
 def trim_heap() -> None:
     """Give the free memory of this process's heap back to the system (glibc only).
 
-    The heap may hold it in pieces that later allocations do not fit.
+    Otherwise the heap may keep that memory in pieces that are too small for later allocations.
     """
     with suppress(OSError, AttributeError, TypeError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)

@@ -24,7 +24,7 @@ _INCIDENTAL_CONFIG_KEYS = ("transformers_version", "_name_or_path")
 # Sections that affect the conversion of text to ids and back, unlike padding, truncation and templates.
 _TOKENIZER_SECTIONS = ("model", "added_tokens", "normalizer", "pre_tokenizer", "decoder")
 _OTHER_VOCABULARIES = ("vocab.json", "tokenizer.model", "spiece.model", "vocab.txt", "tekken.json")
-OWN_HEADS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")  # draft heads, with or without weights of a model
+OWN_HEADS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")  # draft heads, possibly in a model's folder
 PICKLED_HEAD = "pytorch_model.bin"
 _OTHER_TOKENIZER_FILES = (*_OTHER_VOCABULARIES, "merges.txt", "added_tokens.json")
 
@@ -32,11 +32,11 @@ _OTHER_TOKENIZER_FILES = (*_OTHER_VOCABULARIES, "merges.txt", "added_tokens.json
 def model_fingerprint(path: Path) -> str:
     """Return the fingerprint of a checkpoint's configuration and weights, 16 hexadecimal digits.
 
-    Weight files up to 64 MiB (GGUF files up to 256 MiB) are hashed completely; of larger ones, the header, 16 samples
-    of 1 MiB and 4 KiB from the middle of each tensor. File names and folders do not matter.
+    Weight files up to 64 MiB (GGUF files up to 256 MiB) are hashed completely. Of larger files, the header,
+    16 samples of 1 MiB, and 4 KiB from the middle of each tensor are hashed. File names and folders do not matter.
 
     Args:
-        path: folder or GGUF file.
+        path: checkpoint folder or GGUF file.
 
     Raises:
         ArtifactError: the file, the folder, its config.json or its safetensors weights are missing or damaged.
@@ -61,9 +61,9 @@ def model_fingerprint(path: Path) -> str:
 
 
 def head_files(path: Path) -> list[Path]:
-    """Return the weight files of a draft head in the folder ``path``; an empty list if there are none.
+    """Return the weight files of a draft head in the folder ``path``, or an empty list if there are none.
 
-    They are medusa_lm_head.safetensors or .pt, else the safetensors files by name, else pytorch_model.bin.
+    The result is medusa_lm_head.safetensors or .pt, else the safetensors files by name, else pytorch_model.bin.
 
     Raises:
         ArtifactError: the index of the weights is damaged or lists a missing file.
@@ -80,7 +80,7 @@ def check_weights(path: Path) -> None:
     """Check that the safetensors weights of the checkpoint folder ``path`` are complete. Only headers are read.
 
     Raises:
-        ArtifactError: there are none, a file is missing, or one is truncated.
+        ArtifactError: the folder has no safetensors weights, or a file is missing or truncated.
     """
     for file in weight_files(path):
         with file.open("rb") as stream:
@@ -88,7 +88,7 @@ def check_weights(path: Path) -> None:
 
 
 def packed_bytes(path: Path) -> int:
-    """Return the bytes that the weights of a folder or GGUF file take in memory, where float32 is loaded as bfloat16.
+    """Return the bytes that a folder's or GGUF file's weights take in memory, with float32 loaded as bfloat16.
 
     Raises:
         ArtifactError: the file or folder is damaged.
@@ -136,7 +136,11 @@ def tokenizer_fingerprint(path: Path) -> str:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """Return the safetensors files that make up the checkpoint, in name order."""
+    """Return the safetensors files that make up the checkpoint folder ``path``, in name order.
+
+    Raises:
+        ArtifactError: the folder has no safetensors weights, or its index is damaged or lists a missing file.
+    """
     index = path / "model.safetensors.index.json"
     if index.is_file():
         content = _read_json(index)
@@ -191,7 +195,7 @@ def _add_weights(hasher: "hashlib._Hash", file: Path) -> None:
 
 
 def _spans_of(num_bytes: int, header_end: int, middles: list[tuple[int, int]], *, whole: int) -> list[tuple[int, int]]:
-    """Return the parts (start, length) of a weight file that its fingerprint hashes."""
+    """Return the parts (start, length), in bytes, of a weight file that its fingerprint hashes."""
     if num_bytes <= whole:
         return [(0, num_bytes)]
     stride = (num_bytes - header_end - _SAMPLE_BYTES) / (_NUM_SAMPLES - 1)

@@ -23,7 +23,7 @@ class PlanEntry:
     """A plan on disk. Its file is read on demand, so listing many plans is fast."""
 
     name: str
-    slug: str  # ``Machine.slug`` of its machine
+    slug: str  # ``Machine.slug`` of the plan's machine
     path: Path
 
     @property
@@ -32,7 +32,7 @@ class PlanEntry:
         return _machine_of(self.path)
 
     def mentions(self, text: str) -> bool:
-        """Return whether the plan's file contains ``text``, a fast check before parsing; False if it cannot be read."""
+        """Return whether the plan's file contains ``text``, without parsing; False if it cannot be read."""
         try:
             return text.encode() in self.path.read_bytes()
         except OSError:
@@ -52,8 +52,8 @@ def validate_name(name: str) -> str:
     """Return ``name`` if it is a valid name of a plan and its files.
 
     Raises:
-        ArtifactError: it has characters other than letters, digits, dot, underscore and hyphen, starts with a dot, or
-            has more than 128 characters.
+        ArtifactError: ``name`` has characters other than letters, digits, dot, underscore and hyphen, starts with
+            a dot, is empty, or has more than 128 characters.
     """
     if len(name) > _LONGEST_NAME:
         raise ArtifactError(f"'{name}' cannot name a plan; use at most {_LONGEST_NAME} characters.")
@@ -67,8 +67,8 @@ def validate_name(name: str) -> str:
 def search_roots() -> list[Path]:
     """Return the folders in which ``plans``, ``profiles`` and ``predictors`` are looked for, in order of precedence.
 
-    These are the working directory and the source checkout, each if it has a ``plans`` folder, and the user's cache.
-    New files are written to the first one.
+    The folders are the working directory and the source checkout, each if it has a ``plans`` folder, and ``artifacts``
+    in ``cache_root``. New files are written to the first folder.
     """
     roots = [root for root in (Path.cwd(), _PACKAGE_ROOT) if (root / "plans").is_dir() and not _is_installed(root)]
     roots.append(cache_root() / "artifacts")
@@ -76,7 +76,7 @@ def search_roots() -> list[Path]:
 
 
 def profile_directory(root: Path, name: str, machine: Machine) -> Path:
-    """Return the path of a profile folder (measured times), ``root/profiles/NAME/MACHINE``. It may not exist.
+    """Return the path of a profile folder (measured times), ``root/profiles/NAME/MACHINE``; it need not exist.
 
     Raises:
         ArtifactError: the name has invalid characters.
@@ -96,7 +96,7 @@ def predictor_directory(root: Path, name: str, machine: Machine) -> Path:
 
 
 def plan_path(root: Path, name: str, machine: Machine) -> Path:
-    """Return the path of a plan file, ``root/plans/NAME/MACHINE.yaml``. It may not exist.
+    """Return the path of a plan file, ``root/plans/NAME/MACHINE.yaml``; it need not exist.
 
     Raises:
         ArtifactError: the name has invalid characters.
@@ -112,8 +112,8 @@ def root_of(plan: Path) -> Path:
 def profile_of_plan(plan: Path, predictor: Path) -> Path:
     """Return the folder with the measured times (the profile) that a plan was made from.
 
-    It is ``profiles/NAME/MACHINE`` with the plan's own name, if this folder exists. A plan that a search has saved
-    under another name has none; the profile with the name of its predictor folder is returned then.
+    The folder is ``profiles/NAME/MACHINE`` with the plan's name, if this folder exists. Otherwise, as for a plan that a
+    search has saved under a new name, NAME is taken from the path ``predictor``.
 
     Args:
         plan: the plan's file, ``plans/NAME/MACHINE.yaml``.
@@ -127,12 +127,12 @@ def profile_of_plan(plan: Path, predictor: Path) -> Path:
 def list_plans(name: str | None = None, roots: Sequence[Path] | None = None) -> list[PlanEntry]:
     """Return the plans on disk, sorted by root (in the order given), name and machine.
 
-    Of plans of the same name and machine, only that of the first root is returned. Files are not read, so damaged plans
-    are listed too. Roots without read permission are skipped.
+    Of plans with the same name and machine, only the one in the first root is returned. Files are not read, so damaged
+    plans are listed too. Roots without read permission are skipped.
 
     Args:
-        name: only plans of this name; None: all.
-        roots: folders with a ``plans`` folder; None: those of ``search_roots``.
+        name: return only plans of this name; None: return all.
+        roots: folders with a ``plans`` folder; None: the folders of ``search_roots``.
 
     Raises:
         ArtifactError: the name has invalid characters.
@@ -160,10 +160,10 @@ def resolve_plan(
     """Return the absolute path of a plan for ``machine``.
 
     Args:
-        name_or_path: an existing file, whatever its machine, or a name, which stands for the plan of that name that was
-            calibrated on ``machine``.
-        roots: folders with a ``plans`` folder; None: those of ``search_roots``.
-        force: if no plan of the name fits the machine, take the only one there is.
+        name_or_path: an existing plan file, whatever its machine, or the name of a plan that was calibrated on
+            ``machine``.
+        roots: folders with a ``plans`` folder; None: the folders of ``search_roots``.
+        force: if no plan of the name fits the machine and there is only one, return that plan.
 
     Raises:
         ArtifactError: there is no such plan; the message lists the existing plans and how to calibrate or force one.

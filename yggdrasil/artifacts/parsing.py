@@ -27,7 +27,7 @@ _WORDS: dict[object, str] = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Position:
-    """Position of a value for messages: the file, and the dotted key in it."""
+    """Position of a value for messages: ``where`` is the file, ``key`` the dotted key in the file."""
 
     where: str
     key: str = ""
@@ -51,7 +51,7 @@ def parse_dataclass(cls: type[T], mapping: object, where: str) -> T:
     used.
 
     Args:
-        where: the source in error messages, usually the file.
+        where: name of the mapping's source in error messages, usually the file.
 
     Raises:
         ArtifactError: a key is unknown or missing, a value has a wrong type, or ``cls`` raises ValueError; the message
@@ -62,7 +62,7 @@ def parse_dataclass(cls: type[T], mapping: object, where: str) -> T:
 
 
 def close_match(word: str, candidates: Collection[str]) -> str:
-    """Return `` (did you mean 'x'?)`` for the candidate most like ``word``, or an empty string."""
+    """Return `` (did you mean 'x'?)`` with the candidate most like ``word``, or "" without one."""
     matches = difflib.get_close_matches(word, list(candidates), n=1)
     return f" (did you mean '{matches[0]}'?)" if matches else ""
 

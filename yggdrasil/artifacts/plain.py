@@ -33,7 +33,7 @@ _ReadableDumper.add_representer(str, _ReadableDumper.represent_text)
 
 
 def yaml_text(content: Mapping[str, object]) -> str:
-    """Return ``content`` as YAML that ``yaml.safe_load`` reads back exactly, keys in their order.
+    """Return ``content`` as YAML text, with keys in order, that ``yaml.safe_load`` reads back exactly.
 
     Args:
         content: dicts with str or int keys, lists, str, int, float, bool and None, as ``to_plain`` returns them.
@@ -47,7 +47,7 @@ def parse_yaml(text: bytes | str) -> Any:
     """Parse YAML and return its content: dicts, lists, str, int, float, bool, dates and None.
 
     Raises:
-        ValueError: it is not valid, has aliases or Python's own tags, or is nested more than 100 deep.
+        ValueError: the text is not valid YAML, has aliases or Python's own tags, or is nested more than 100 deep.
     """
     try:
         _refuse_unusual(text)
@@ -71,7 +71,7 @@ def parse_json(text: bytes | str) -> Any:
     """Parse JSON and return its content.
 
     Raises:
-        ValueError: it is not valid or nested too deep.
+        ValueError: the text is not valid JSON or nested too deep.
     """
     try:
         return json.loads(text)
@@ -82,7 +82,8 @@ def parse_json(text: bytes | str) -> Any:
 def to_plain(value: object) -> Any:
     """Convert ``value`` for YAML or JSON: to dicts, lists, str, int, float, bool and None, at every level.
 
-    Dataclasses and mappings become dicts, lists and tuples lists, paths str, NumPy scalars Python numbers.
+    Dataclasses and mappings become dicts; lists and tuples become lists; paths become str; NumPy scalars become Python
+    numbers.
 
     Raises:
         TypeError: a value has no plain form, or a mapping has a key that is neither str nor int.

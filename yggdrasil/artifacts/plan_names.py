@@ -17,13 +17,13 @@ _MOST = 8  # names that a message lists
 def is_plan(given: str | Path) -> bool:
     """Return whether ``given`` is a plan (a name or a file), not a model (a folder, a .gguf file or a hub id).
 
-    ``owner/name`` that is not on this machine is taken for a hub id, without asking the hub. A plan's name takes
+    ``owner/name`` that is not on this machine counts as a hub id, without a request to the hub. A plan's name takes
     precedence over a folder of that name in the working directory.
 
     Raises:
-        YggdrasilError: it is a file that is neither, or does not exist and cannot be a hub id: the name of a .yaml or
-            .gguf file, a path that is absolute, begins with "." or "~" or has more than one slash, or a name without a
-            slash that no plan has.
+        YggdrasilError: ``given`` is a file that is neither plan nor model, or it does not exist and cannot be a hub id.
+            No hub id is: the name of a .yaml or .gguf file; a path that is absolute, begins with "." or "~", or has
+            more than one slash; a name without a slash that no plan has.
     """
     path, text = expanded(given), str(given)
     if path.is_file():
@@ -67,7 +67,7 @@ def _has_plan(name: str) -> bool:
 
 
 def _there_is(path: Path) -> str:
-    """List the names that could be meant: model files in the same folder, and plans."""
+    """Return the end of a message with names that could be meant: .gguf files in the same folder, and plans."""
     folder = path.parent
     files = sorted(file.name for file in folder.glob("*.gguf")) if folder.is_dir() else []
     plans = sorted({entry.name for entry in list_plans()})

@@ -36,13 +36,13 @@ _MAKE_AGAIN = "run `yggdrasil calibrate` again"
 
 
 def write_yaml(path: Path, kind: str, version: int, payload: Mapping[str, object]) -> None:
-    """Write ``payload`` atomically as YAML, with its kind, schema version and checksum first.
+    """Write ``payload`` atomically as YAML, after a header with kind, schema version and checksum.
 
-    Values are converted by ``to_plain``; floats are written exactly. The checksum is independent of comments and the
+    ``to_plain`` converts the values; floats are written exactly. The checksum is independent of comments and the
     order of keys.
 
     Args:
-        kind: what the file is, such as "plan"; a reader checks it.
+        kind: kind of the file, such as "plan"; a reader checks it.
         version: version of the file's format.
 
     Raises:
@@ -64,7 +64,7 @@ def read_yaml(path: Path, kind: str, version: int) -> dict[str, Any]:
 
     Args:
         kind: the expected kind, such as "plan".
-        version: of the file's format; the file's must be equal.
+        version: the expected version of the file's format.
 
     Raises:
         ArtifactError: the file is missing, not YAML, of another kind or version, edited or truncated.
@@ -104,7 +104,7 @@ def _canonical(value: object) -> object:
 def write_csv(path: Path, kind: str, version: int, frame: "pd.DataFrame") -> None:
     """Write the columns of ``frame`` atomically as CSV, after a comment line with kind, version and checksum.
 
-    Floats are written exactly. An empty text is read back as missing.
+    Floats are written exactly. ``read_csv`` returns an empty text as NaN.
 
     Raises:
         ArtifactError: the file cannot be written.
@@ -119,9 +119,9 @@ def read_csv(path: Path, kind: str, version: int, columns: Sequence[str] = ()) -
 
     Args:
         kind: the expected kind, such as "stage-samples".
-        version: of the file's format; the file's must be equal.
-        columns: columns that must exist, others are returned too. They must be numeric, except those that are known to
-            hold text.
+        version: the expected version of the file's format.
+        columns: columns that must exist, and must be numeric except for ``_TEXT_COLUMNS``. Other columns are returned
+            too.
 
     Raises:
         ArtifactError: the file is missing, of another kind or version, edited or truncated, lacks a column, or has text
@@ -159,7 +159,7 @@ def read_csv(path: Path, kind: str, version: int, columns: Sequence[str] = ()) -
 
 
 def _exact_floats(pandas_version: str) -> dict[str, Any]:
-    """Return the option with which pandas reads floats exactly; from pandas 3.1 on that is the default."""
+    """Return the option with which pandas reads floats exactly; pandas 3.1 and later do so by default."""
     major, minor = pandas_version.split(".")[:2]
     return {} if (int(major), int(minor)) >= (3, 1) else {"float_precision": "round_trip"}
 
@@ -186,7 +186,7 @@ def read_tensors(path: Path, kind: str, version: int) -> "dict[str, np.ndarray[A
 
     Args:
         kind: the expected kind, such as "predictor".
-        version: of the file's format; the file's must be equal.
+        version: the expected version of the file's format.
 
     Raises:
         ArtifactError: the file is missing, not safetensors, of another kind or version, edited or truncated.
@@ -248,7 +248,7 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def _check_header(path: Path, header: Mapping[str, object], kind: str, version: int) -> None:
-    """Raise ArtifactError if the header is incomplete, or of another kind or schema version."""
+    """Raise ArtifactError if the header is incomplete, or its kind or schema version is not the expected one."""
     found_kind, found_version = header.get("kind"), header.get("schema_version")
     if not isinstance(found_kind, str) or type(found_version) is not int or not header.get("checksum"):
         raise _not_ours(path, kind)

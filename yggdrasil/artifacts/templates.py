@@ -1,4 +1,4 @@
-"""Find out whether a model has a chat template from its files, without opening the tokenizer."""
+"""Find out from a model's files, without opening the tokenizer, whether the model has a chat template."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +11,7 @@ _FILES = ("chat_template.jinja", "chat_template.json", "additional_chat_template
 
 
 def lacks_chat_template(path: Path) -> bool:
-    """Return whether the model in the folder or GGUF file ``path`` certainly has no chat template; False if unknown.
+    """Return whether the model in the folder or GGUF file ``path`` certainly has no chat template; False if unsure.
 
     Raises:
         ArtifactError: a GGUF file is damaged.

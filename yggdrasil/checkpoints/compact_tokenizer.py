@@ -1,10 +1,10 @@
 """A byte-pair tokenizer over sorted tables, in a tenth of the memory of the ``tokenizers`` library's maps.
 
 The library keeps 100 MB for a vocabulary of 262,144 tokens, and its parser holds the GIL for most of a second. Here the
-native library merges the words. The ``tokenizers`` library still finds added tokens, normalises, splits text into words
-and decodes, as it did: it gets the same rules with an empty vocabulary.
+native library merges each word's bytes into tokens. The ``tokenizers`` library still finds added tokens, normalises,
+splits text into words and decodes, with the same rules and an empty vocabulary.
 
-Dims: V tokens, M merges, L characters that are tokens.
+Dims: L single characters that are tokens.
 """
 
 import ctypes
@@ -27,9 +27,9 @@ _KIND, _SCHEMA_VERSION, _FILE = "vocabulary", 1, "tokenizer.tables"
 _TABLES = ("letters", "letter_tokens", "bytes", "starts", "rights", "ranks", "merged")  # in the order of BytePairs
 _PAIRS = struct.Struct("=7Q3q")  # text/byte_pairs.h: addresses of the tables, L, the unknown token, whether it is fused
 _NONE = -1
-_MOST_TEXTS = 4096  # tokens whose texts are kept as Python strings
+_MOST_TEXTS = 4096  # tokens whose texts are cached as Python strings
 _TEXT = (1 << 31) - 1  # the id of text between added tokens
-_PLAIN = {"type": "BPE", "dropout": None, "ignore_merges": False}  # what a model must have
+_PLAIN = {"type": "BPE", "dropout": None, "ignore_merges": False}  # settings that the rules must have
 _AFFIXES = ("continuing_subword_prefix", "end_of_word_suffix")
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized")  # of added tokens; none may be set
 
@@ -41,9 +41,10 @@ class Encoded(NamedTuple):
 
 
 class CompactTokenizer:
-    """The methods of ``tokenizers.Tokenizer`` that decoding uses; other attributes are looked up in ``whole``.
+    """A byte-pair tokenizer with the methods of ``tokenizers.Tokenizer`` that Yggdrasil calls.
 
-    The native library must be loaded. All methods may be called by several threads.
+    Other attributes without a leading underscore are those of ``whole``. The native library must be loaded. Several
+    threads may call the methods at once.
     """
 
     def __init__(
@@ -70,18 +71,18 @@ class CompactTokenizer:
         return getattr(self.whole, name)
 
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[Encoded]:
-        """Return the token ids of each text; with ``add_special_tokens``, also tokens such as the beginning of text."""
+        """Return the token ids of each text; ``add_special_tokens`` adds tokens such as the beginning of text."""
         found = self._finder.encode_batch(list(texts), add_special_tokens=add_special_tokens)
         return [Encoded(self._ids(text, each)) for text, each in zip(texts, found, strict=True)]
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of the token ids ``tokens``; unknown ids have none."""
+        """Return the text of the token ids ``tokens``; ids outside the vocabulary are skipped."""
         hidden = self._special if skip_special_tokens else frozenset[str]()
         texts = [text for text in map(self._kept_text, tokens) if text is not None and text not in hidden]
         return " ".join(texts) if self.decoder is None else str(self.decoder.decode(texts))
 
     def id_to_token(self, token: int) -> str | None:
-        """Return the vocabulary's string for a token id; None for an unknown one."""
+        """Return the vocabulary's string for a token id, or None for an unknown id."""
         if token in self._added:
             return self._added[token]
         if not 0 <= token < len(self._ends):
@@ -89,11 +90,11 @@ class CompactTokenizer:
         return str(self._text[self._ends[token - 1] if token else 0 : self._ends[token]], "utf-8")
 
     def get_vocab_size(self, *, with_added_tokens: bool = True) -> int:
-        """Return the number of tokens in the vocabulary."""
+        """Return the number of tokens in the vocabulary, with or without the added tokens."""
         return self._size if with_added_tokens else len(self._ends)
 
     def get_added_tokens_decoder(self) -> dict[int, tokenizers.AddedToken]:
-        """Return the tokens added to the vocabulary by id."""
+        """Return the added tokens, keyed by token id."""
         return dict(self._finder.get_added_tokens_decoder())
 
     @cached_property
@@ -105,7 +106,7 @@ class CompactTokenizer:
         return frozenset(token.content for token in self.get_added_tokens_decoder().values() if token.special)
 
     def _ids(self, text: str, found: Any) -> list[int]:
-        """Return the ids in ``found``, with those of the text between added tokens."""
+        """Return the ids of ``text``; ``found`` is its encoding by ``_finder``, with ``_TEXT`` between added tokens."""
         ids: list[int] = []
         for token, (start, end) in zip(found.ids, found.offsets, strict=True):
             ids += [token] if token != _TEXT else self._encoded(text[start:end])
@@ -128,11 +129,11 @@ class CompactTokenizer:
 
 
 def write_compact(folder: Path, all_rules: Mapping[str, Any], digest: str) -> bool:
-    """Write the tables of a tokenizer to ``folder``; return False for a kind that ``CompactTokenizer`` does not cover.
+    """Write a tokenizer's tables to ``folder``, or return False if ``CompactTokenizer`` does not support its rules.
 
     Args:
         all_rules: the content of the tokenizer's tokenizer.json.
-        digest: identifies the rules; see ``open_compact``.
+        digest: identifies the rules; ``open_compact`` opens the tables only with the same digest.
 
     Raises:
         ArtifactError: the file cannot be written.
@@ -172,9 +173,11 @@ def write_compact(folder: Path, all_rules: Mapping[str, Any], digest: str) -> bo
 def open_compact(folder: Path, digest: str, load: Callable[[], tokenizers.Tokenizer]) -> CompactTokenizer | None:
     """Open the tokenizer that ``write_compact`` has written to ``folder``.
 
-    None if there is none whose rules have this ``digest``, or the native library is not loaded.
+    The result is None if the file is missing or damaged, or has another ``digest``, or the native library is not
+    loaded.
 
     Args:
+        digest: identifies the rules, as given to ``write_compact``.
         load: opens the same tokenizer with the ``tokenizers`` library.
     """
     if Native.library is None or not (folder / _FILE).exists():
@@ -188,7 +191,7 @@ def open_compact(folder: Path, digest: str, load: Callable[[], tokenizers.Tokeni
 
 
 def _is_covered(rules: Mapping[str, Any]) -> bool:
-    """Return whether the rules are those of byte-pair encoding whose parts act on each piece of text alone."""
+    """Return whether the rules are byte-pair encoding that treats each text between added tokens separately."""
     model = rules["model"]
     return (
         all(model.get(name) == value for name, value in _PLAIN.items())
@@ -196,13 +199,13 @@ def _is_covered(rules: Mapping[str, Any]) -> bool:
         and (model["unk_token"] is None or model["unk_token"] in model["vocab"])
         and not any(each[flag] for each in rules["added_tokens"] for flag in _FLAGS)
         and rules["truncation"] is rules["padding"] is None
-        # It prepends a space to the first piece of a text only.
+        # Metaspace prepends a space only before the first piece of a text.
         and "Metaspace" not in json.dumps(rules["pre_tokenizer"])
     )
 
 
 def _merge_tables(vocabulary: Mapping[str, int], merges: Sequence[Sequence[str]]) -> dict[str, npt.NDArray[np.int32]]:
-    """Return the ``merges``, distinct pairs by rank, sorted by the ids of their left and then of their right token."""
+    """Return tables of the ``merges`` (distinct pairs in rank order), sorted by left and then by right token id."""
     lefts, rights = (_column([vocabulary[pair[side]] for pair in merges]) for side in (0, 1))
     merged = _column([vocabulary[left + right] for left, right in merges])
     order = np.lexsort((rights, lefts))

@@ -1,7 +1,7 @@
 """Mixture-of-experts layers as one operator over packed weights; rows routed to the same expert are batched.
 
-A row's result is independent of the other rows, unlike in transformers, where it depends on how many rows are routed to
-an expert. Experts in a form that the operators do not support keep transformers' implementation.
+A row's result is independent of the other rows; in transformers, the result depends on how many rows are routed to an
+expert. Experts in a form that the operators do not support keep transformers' implementation.
 
 Dims: W rows, H hidden size, E experts, K experts per row, I intermediate size of an expert.
 """
@@ -25,13 +25,13 @@ SILU, GELU, SQUARED_RELU = range(3)  # numbers of activations in the operators
 
 
 class ExpertsForm(NamedTuple):
-    """How a mixture's experts store their weights, and their activation and clamp."""
+    """The layout in which a mixture's experts store their weights, and the experts' activation and clamp."""
 
     is_concatenated: bool  # gate outputs precede up outputs; else they are interleaved
     is_transposed: bool  # a weight is [E, inputs, outputs]
     has_bias: bool
     activation: int  # of the gate: SiLU or tanh-approximated GELU; experts with squared ReLU have no gate
-    clamp: tuple[float, ...]  # empty, or limit and alpha of ``clamped_gate``
+    clamp: tuple[float, ...]  # empty (no clamp), or (limit, alpha) of ``clamped_gate``
 
     @property
     def has_gate(self) -> bool:
@@ -39,7 +39,7 @@ class ExpertsForm(NamedTuple):
 
     @property
     def names(self) -> tuple[str, str]:
-        """Return the names of the two weights of an experts module: (gate and up, or up alone; down)."""
+        """Return the names of an experts module's two weights: gate and up (or up without a gate), then down."""
         return "gate_up_proj" if self.has_gate else "up_proj", "down_proj"
 
     def parts(self, experts: Any) -> dict[str, Tensor]:
@@ -57,19 +57,19 @@ class ExpertsForm(NamedTuple):
         return weight[:, ::2], weight[:, 1::2]
 
     def joined(self, gate: Tensor, up: Tensor) -> Tensor:
-        """Join the experts' gate and up weights [E, I, H], or biases [E, I], to one tensor as checkpoints store it."""
+        """Join the experts' gate and up weights [E, I, H], or biases [E, I], into one tensor as in checkpoints."""
         weight = torch.cat([gate, up], 1) if self.is_concatenated else torch.stack([gate, up], 2).flatten(1, 2)
         return weight.transpose(1, 2).contiguous() if self.is_transposed and weight.dim() == 3 else weight
 
     def down(self, weight: Tensor) -> Tensor:
         """Convert the experts' down projection from the checkpoint's layout to [E, H, I], or back from [E, H, I].
 
-        It is a view, transposed or not.
+        The result is a view of ``weight``.
         """
         return weight.transpose(1, 2) if self.is_transposed and weight.dim() == 3 else weight
 
     def biases(self, experts: Any) -> list[Tensor]:
-        """Return the biases of an experts module: gate [E, I], up [E, I] and down [E, H], float32; or an empty list."""
+        """Return an experts module's float32 biases, gate [E, I], up [E, I] and down [E, H]; empty without biases."""
         if not self.has_bias:
             return []
         parts = (*self.gate_up(experts.gate_up_proj_bias), experts.down_proj_bias)
@@ -77,13 +77,13 @@ class ExpertsForm(NamedTuple):
 
 
 class PackedExperts(nn.Module):
-    """Experts with weights in the layout of ``yggdrasil::packed_experts``; inference only."""
+    """A mixture's experts, with weights in the layout of ``yggdrasil::packed_experts``; inference only."""
 
     gate_up_proj: Tensor  # [E, 2, ...], each matrix packed like that of a ``PackedLinear``; without a gate [E, 1, ...]
     down_proj: Tensor  # [E, 1, ...]
 
     def __init__(self, experts: Any, form: ExpertsForm, num_threads: int, arena: Arena) -> None:
-        """Pack the weights of ``experts`` and remove them from it: memory may not hold both copies."""
+        """Pack the weights of ``experts`` and set them to None there: memory may not hold both copies."""
         super().__init__()
         self.num_threads, self.activation, self.clamp = num_threads, form.activation, list(form.clamp)
         self.inner_features = form.down(experts.down_proj).shape[-1]
@@ -98,8 +98,8 @@ class PackedExperts(nn.Module):
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Return the weighted sums [W, H] of the outputs of each row's experts.
 
-        ``hidden_states`` are [W, H], ``top_k_index`` [W, K] int64 the expert ids, and ``top_k_weights`` [W, K] their
-        weights.
+        ``hidden_states`` are [W, H], ``top_k_index`` [W, K] int64 the expert ids, and ``top_k_weights`` [W, K] the
+        factors of the experts' outputs.
         """
         output: Tensor = torch.ops.yggdrasil.packed_experts(
             hidden_states, top_k_index, top_k_weights, self.gate_up_proj, self.down_proj, registered_biases(self),
@@ -111,20 +111,21 @@ class PackedExperts(nn.Module):
 def pack_experts(
     name: str, module: nn.Module, num_threads: int, arena: Arena, quantise: Quantise, device: torch.device
 ) -> PackedExperts | QuantisedExperts | None:
-    """Return a module with packed weights that replaces the experts module ``module``, whose weights it takes.
+    """Return a module with packed weights that replaces the experts module ``module``.
 
-    None if ``module`` is no mixture of experts, or of a form that the operators do not support, or not quantised for a
-    GPU; it is unchanged then.
+    The result is None if ``module`` is no mixture of experts, or has a form that the operators do not support, or
+    ``device`` is a GPU and the weights are not quantised. Weights that are packed unquantised are set to None in
+    ``module``.
 
     Args:
         name: the module's name in the model, which precedes the names of the parts that ``quantise`` gets.
         num_threads: threads of the operator.
         arena: provides the memory of the packed weights.
-        quantise: returns the quantised rows of a part, or None; they are used if it returns rows of all parts.
+        quantise: returns the quantised rows of a part, or None; all parts stay unquantised if it returns None for one.
         device: where the weights are packed to.
 
     Raises:
-        YggdrasilError: the device is a GPU, and the weights are of a format without kernels there.
+        YggdrasilError: the device is a GPU, and the weights have a format without a GPU kernel.
     """
     form = form_of(module)
     if form is None:
@@ -140,7 +141,7 @@ def pack_experts(
 def form_of(module: Any) -> ExpertsForm | None:
     """Return how the experts module ``module`` stores its weights, with activation and clamp.
 
-    None if it is no mixture of experts, or of a form that the operators do not support.
+    The result is None if ``module`` is no mixture of experts, or has a form that the operators do not support.
     """
     has_gate = bool(getattr(module, "has_gate", True))
     weights = [getattr(module, name, None) for name in ("gate_up_proj" if has_gate else "up_proj", "down_proj")]
@@ -195,16 +196,16 @@ def _probe() -> Tensor:
 
 
 def expert_parts(name: str, module: Any, form: ExpertsForm) -> dict[str, Tensor]:
-    """Return the weights of the experts module ``name`` as ``form.parts`` has them, by names as of linear layers.
+    """Return the weights that ``form.parts`` gives of the experts module ``name``, by names of linear layers.
 
-    These names are ``NAME.gate_proj.weight`` (if there is a gate), ``NAME.up_proj.weight`` and
+    The names are ``NAME.gate_proj.weight`` (if there is a gate), ``NAME.up_proj.weight`` and
     ``NAME.down_proj.weight``, in this order.
     """
     return {f"{name}.{part}_proj.weight": weight for part, weight in form.parts(module).items()}
 
 
 def _quantised(name: str, module: Any, form: ExpertsForm, quantise: Quantise) -> list[QuantisedRows] | None:
-    """Return the quantised rows of the experts' parts; None unless all are quantised, as one operator reads them."""
+    """Return the quantised rows of the experts' parts; None unless ``quantise`` returns rows of all."""
     found = []
     for part, weight in expert_parts(name, module, form).items():
         rows = quantise(part, weight)
@@ -228,7 +229,7 @@ def _fits(module: Any, form: ExpertsForm) -> bool:
 
 
 def _packed(parts: Sequence[Tensor], arena: Arena) -> Tensor:
-    """Pack every expert's matrix of each of the M ``parts`` [E, N, K] by itself; returns [E, M, ...]."""
+    """Pack every expert's matrix of each of the M ``parts`` [E, N, K] separately, and return [E, M, ...]."""
     shape = torch.ops.yggdrasil.packed_shape(parts[0][0])
     packed = arena.zeros((parts[0].shape[0], len(parts), *shape), parts[0].dtype)
     for expert, places in enumerate(packed):

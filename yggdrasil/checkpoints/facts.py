@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _MOST_POSITIONS = 2**31 - 1
 MOST_LAYERS = 1024  # far more than any model has; bounds the memory that a damaged configuration can allocate
 _RECURRENT_LAYERS = {"linear_attention", "mamba", "recurrent", "conv", "hybrid", "rwkv"}
-_POSITIONS = (None, "absolute", "rotary", "rope", "nope")  # by name; Granite's hybrids have none
+_POSITIONS = (None, "absolute", "rotary", "rope", "nope")  # supported values; Granite's hybrids have no positions
 _NO_TREE = (
     "no tree can be verified in one pass; served are those of LFM2 (short convolutions), Qwen3.5 and Qwen3-Next (gated "
     "delta networks), and Granite 4, Bamba, Falcon-H1 and Nemotron-H (Mamba-2)"
@@ -29,7 +29,7 @@ def load_config(source: str | Path | Source) -> "PretrainedConfig":
     """Load the transformers configuration of a checkpoint folder, GGUF file or hub id, and check its sizes.
 
     Raises:
-        YggdrasilError: it is missing, unreadable or inconsistent.
+        YggdrasilError: the model is missing, or its config.json is unreadable or inconsistent.
     """
     from transformers import AutoConfig  # imported late: later starts do not need it
 
@@ -48,7 +48,7 @@ def load_config(source: str | Path | Source) -> "PretrainedConfig":
 
 
 def _fault(config: "PretrainedConfig") -> str | None:
-    """Return a description of what is inconsistent in the sizes of a model with attention; None if nothing is."""
+    """Return a description of an inconsistent size, or None if there is none or the model has no attention."""
     heads = getattr(config, "num_attention_heads", None)
     if not isinstance(heads, int) or not hasattr(config, "hidden_size"):
         return None  # without attention; ``refuse_unverifiable`` rejects it
@@ -74,8 +74,8 @@ def refuse_unverifiable(config: "PretrainedConfig", name: str) -> None:
     ``name`` is the model's name in messages.
 
     Raises:
-        YggdrasilError: the model is an encoder-decoder, has no attention, layers with different numbers of query heads,
-            unsupported recurrent layers, sparse attention by an indexer, or relative or ALiBi positions.
+        YggdrasilError: the model is an encoder-decoder or has no attention, or has layers with different numbers of
+            query heads, unsupported recurrent layers, sparse attention by an indexer, or relative or ALiBi positions.
     """
     if config.is_encoder_decoder:
         raise YggdrasilError(f"{name} is an encoder-decoder model; Yggdrasil decodes decoder-only causal models")
@@ -105,7 +105,7 @@ def load_tokenizer(source: str | Path | Source) -> Tokenizer:
     """Load the tokenizer of a checkpoint folder, hub id or GGUF file.
 
     Raises:
-        YggdrasilError: it cannot be loaded.
+        YggdrasilError: the model is missing, or its tokenizer cannot be loaded.
     """
     found = Source.find(source)
     try:
@@ -118,9 +118,10 @@ def load_tokenizer(source: str | Path | Source) -> Tokenizer:
 
 
 def check_drafter_tokenizer(tokenizer: Tokenizer, target: str | Source, drafter: str | Source) -> None:
-    """Check that the model ``drafter`` has the same tokenizer as the model ``target``, whose loaded one is given.
+    """Check that the model ``drafter`` has the same tokenizer as the model ``target``.
 
-    Models are given as path, hub id or ``Source``. The drafter's tokenizer is loaded only if its files differ.
+    ``tokenizer`` is the target's loaded tokenizer. Models are given as path, hub id or ``Source``. The drafter's
+    tokenizer is loaded only if its files differ from the target's.
 
     Raises:
         YggdrasilError: the tokenizers differ, or the drafter's cannot be loaded.
@@ -134,10 +135,10 @@ def check_drafter_tokenizer(tokenizer: Tokenizer, target: str | Source, drafter:
 def check_same_tokenizer(target: Tokenizer, drafter: Tokenizer, names: tuple[str, str]) -> None:
     """Check that two tokenizers have the same vocabulary and encode two samples equally.
 
-    ``names`` are the models' names. Embeddings with more rows than the tokenizer has tokens do not matter.
+    ``names`` are the names of target and drafter in messages. The sizes of the embeddings are not compared.
 
     Raises:
-        YggdrasilError: they differ. The message has the first difference.
+        YggdrasilError: the tokenizers differ. The message has the first difference.
     """
     ours, theirs = target.get_vocab(), drafter.get_vocab()
     if ours != theirs:

@@ -14,9 +14,9 @@ _MIMO = "mimo"
 
 
 def register_family(folder: Path) -> None:
-    """Register the classes of the model in ``folder`` with transformers if it lacks them. This is so for MiMo.
+    """Register the classes of the model in ``folder`` with transformers if transformers lacks them, as for MiMo.
 
-    An unreadable config.json is ignored here; reading it later raises.
+    An unreadable config.json is ignored.
     """
     try:
         config = parse_json((folder / "config.json").read_bytes())
@@ -42,9 +42,10 @@ def _register_mimo() -> None:
 
 
 def split_projections(model: nn.Module) -> None:
-    """Replace the joint linear layers of Qwen3-Next's gated delta networks by separate ones, as Qwen3.5 has, in place.
+    """Replace the joint linear layers of Qwen3-Next's gated delta networks by separate layers as in Qwen3.5, in place.
 
-    In Qwen3-Next one layer gives queries, keys, values and gates, another strengths and decays, grouped by key head.
+    In Qwen3-Next one linear layer gives queries, keys, values and gates, and another one gives strengths and decays.
+    The rows of both are grouped by key head.
     The outputs stay the same. Models of other families are not changed.
     """
     for module in model.modules():
@@ -72,5 +73,5 @@ def _split_projections(network: Any) -> None:
 
 
 def cache_name(model: nn.Module) -> str:
-    """Return the name of forward's cache argument: "cache", or "past_key_values" (transformers before 5.24)."""
+    """Return the name of forward's cache argument: "cache", or "past_key_values" before transformers 5.24."""
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"

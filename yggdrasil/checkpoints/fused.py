@@ -1,6 +1,6 @@
 """Join linear layers that read the same input, for GPUs: query, key and value projections, and gate and up projections.
 
-One product over the weights' rows reads them at a higher rate than two or three, and takes fewer launches.
+One product over the joined weights reads them at a higher rate than two or three products, and takes fewer launches.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ _GROUPS = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")  # children o
 
 
 class FusedLinear(nn.Module):
-    """A linear layer over the weights of several, in the place of the first; ``FusedPart`` is in that of the others.
+    """A linear layer with the joined weights of several layers, which replaces the first of them.
 
-    Its first call computes all outputs, which the others return if they are called with the same tensor. The last part
-    drops them.
+    A ``FusedPart`` replaces each other layer. The first call with an input tensor computes the outputs of all layers,
+    and a call of another part with the same tensor returns its output from these. The call of the last part drops them.
     """
 
     def __init__(self, layers: Sequence[Any]) -> None:
-        super().__init__()  # ``layers`` are linear or quantised ones
+        super().__init__()  # ``layers`` are ``nn.Linear`` or ``QuantisedLinear``
         self.layer = _concatenated(layers)
         self._sizes = [layer.out_features for layer in layers]
         self._input: Tensor | None = None
@@ -31,15 +31,15 @@ class FusedLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The weight of all layers. Some models read its dtype or device."""
+        """The joined weight of all layers, empty if quantised; some models read its dtype or device."""
         return self.layer.weight
 
     def forward(self, x: Tensor) -> Tensor:  # [..., K] -> [..., N of the first layer]
-        """Apply the first of the layers to ``x`` [..., K]."""
+        """Apply the first joined layer to ``x`` [..., K], and return [..., N]."""
         return self.part(x, 0)
 
     def part(self, x: Tensor, number: int) -> Tensor:
-        """Apply the layer of this ``number`` to ``x`` [..., K]; the result is a view of all outputs."""
+        """Apply joined layer ``number`` (0: the first) to ``x`` [..., K]; the result is a view of all outputs."""
         if self._input is not x:
             self._input, self._outputs = x, self.layer(x).split(self._sizes, -1)
         output = self._outputs[number]
@@ -49,29 +49,29 @@ class FusedLinear(nn.Module):
 
 
 class FusedPart(nn.Module):
-    """One of the layers of a ``FusedLinear``, which has its weights."""
+    """A layer, other than the first, whose weights a ``FusedLinear`` has joined and holds."""
 
     def __init__(self, fused: FusedLinear, number: int) -> None:
         super().__init__()
-        self._fused, self._number = [fused], number  # a list, so that its weights have one name
+        self._fused, self._number = [fused], number  # a list, so that ``fused`` is no submodule here
 
     @property
     def weight(self) -> Tensor:
-        """The weight of all layers. Some models read its dtype or device."""
+        """The joined weight of all layers, empty if quantised; some models read its dtype or device."""
         return self._fused[0].weight
 
     def forward(self, x: Tensor) -> Tensor:  # [..., K] -> [..., N]
-        """Apply the layer to ``x`` [..., K]."""
+        """Apply the layer to ``x`` [..., K], and return [..., N]."""
         return self._fused[0].part(x, self._number)
 
 
 def fuse_linears(model: nn.Module) -> None:
-    """Replace the linear layers of each attention and MLP of ``model`` that read one input by one, in place.
+    """Join the linear layers of each attention and MLP of ``model`` that read the same input, in place.
 
-    Weights keep their device; those of one module at a time are there twice. Layers of several kinds, formats or dtypes
-    stay as they are.
+    Weights keep their device. While the layers of a module are joined, memory holds their weights twice. Layers that
+    differ in class, format or dtype, or of which only some have a bias, are not joined.
     """
-    # Not the layers themselves, which would stay in memory.
+    # Names and not layers: a list of layers would keep their weights in memory.
     places = [(module, names) for module in model.modules() for names in _GROUPS if hasattr(module, names[0])]
     for module, names in places:
         layers: list[Any] = [getattr(module, name, None) for name in names]
@@ -84,7 +84,7 @@ def fuse_linears(model: nn.Module) -> None:
 
 
 def _are_alike(layers: Sequence[Any]) -> bool:
-    """Return whether ``layers`` are linear layers whose weights can be one layer's."""
+    """Return whether ``layers`` are linear layers whose weights can be joined into one layer."""
     if all(type(layer) is nn.Linear for layer in layers):
         facts = {(layer.in_features, layer.bias is None, layer.weight.dtype) for layer in layers}
     elif all(isinstance(layer, QuantisedLinear) for layer in layers):
@@ -95,7 +95,7 @@ def _are_alike(layers: Sequence[Any]) -> bool:
 
 
 def _concatenated(layers: Sequence[Any]) -> nn.Linear | QuantisedLinear:
-    """Return one layer whose outputs are those of ``layers`` one after the other."""
+    """Return one layer that gives the concatenated outputs of ``layers``."""
     first, num_outputs = layers[0], sum(layer.out_features for layer in layers)
     bias = None if first.bias is None else torch.cat([layer.bias.detach() for layer in layers])
     if isinstance(first, QuantisedLinear):

@@ -11,7 +11,7 @@ _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 
 
 def refuse_gaps(name: str, missing: Sequence[str], unexpected: Sequence[str], misshapen: Sequence[str]) -> None:
-    """Check that a checkpoint has exactly the weights of its model: missing ones would be left at random values.
+    """Check that a checkpoint has exactly its model's weights: missing weights would keep random values.
 
     Args:
         name: the checkpoint's name in messages.
@@ -33,8 +33,8 @@ def refuse_gaps(name: str, missing: Sequence[str], unexpected: Sequence[str], mi
 def is_ignored(key: str, num_layers: int, num_draft_layers: int) -> bool:
     """Return whether the tensor ``key`` of a checkpoint may be ignored because it is no weight of the model itself.
 
-    This holds for obsolete buffers such as ``inv_freq``, for draft heads, and for the ``num_draft_layers`` layers for
-    multi-token prediction, whose numbers follow those of the model's ``num_layers`` layers.
+    Such tensors are obsolete buffers like ``inv_freq``, draft heads, and the ``num_draft_layers`` layers for
+    multi-token prediction, which are numbered from ``num_layers`` on.
     """
     found = _LAYER.match(key)
     return (found is not None and 0 <= int(found[1]) - num_layers < num_draft_layers) or _IGNORED.search(

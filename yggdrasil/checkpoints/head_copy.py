@@ -9,7 +9,7 @@ from torch import Tensor
 from yggdrasil.native import is_native
 from yggdrasil.native.arena import Arena
 
-_LEAST_BYTES = 1 << 24  # of a head; a smaller one fits the processor's caches, where a copy gains nothing
+_LEAST_BYTES = 1 << 24  # least size of a head: a smaller one fits the processor's caches, and a copy gains nothing
 _PANEL, _TILE, _MOST = 16, 64, 127  # outputs per panel, inputs per tile, largest multiple stored in a byte
 _PANELS_AT_ONCE = 256  # the whole head in float64 would take more memory than the model
 _SURELY = 1 + 1e-6  # covers the rounding of norms to float32
@@ -18,7 +18,8 @@ _SURELY = 1 + 1e-6  # covers the rounding of norms to float32
 def is_copy_faster(weight: Tensor) -> bool:
     """Return whether an 8-bit copy of the LM head ``weight`` [N, K] speeds up the argmax of its outputs.
 
-    True if the processor multiplies bytes, the weight has at least 16 MiB and all its values are finite.
+    The result is True if the native library is loaded and multiplies bytes by integer instructions, the weight has at
+    least 16 MiB, and all its values are finite.
     """
     has_byte_products = is_native() and torch.ops.yggdrasil.has_byte_products()
     return has_byte_products and weight.nbytes >= _LEAST_BYTES and bool(torch.stack(weight.aminmax()).isfinite().all())

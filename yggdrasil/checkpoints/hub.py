@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub: returns a snapshot folder from the local cache, or downloads it."""
+"""Finds the snapshot folder of a model of the Hugging Face hub in the local cache, or downloads it."""
 
 import os
 import re
@@ -43,7 +43,7 @@ def hub_folder(name: str) -> Path:
 
 
 def cached_hub_folder(name: str) -> Path | None:
-    """Return the snapshot folder of the hub id ``name`` in the local cache; None if it is not there or incomplete."""
+    """Return the snapshot folder of the hub id ``name`` in the local cache, or None if absent or incomplete."""
     if not _HUB_ID.fullmatch(name):
         return None
     from huggingface_hub import snapshot_download
@@ -57,7 +57,7 @@ def cached_hub_folder(name: str) -> Path | None:
 
 
 def _is_reachable(endpoint: str) -> bool:
-    """Return whether the hub answers within 5 s; its client would retry for a minute."""
+    """Return whether the URL ``endpoint`` answers within 5 s; the hub's client would retry for a minute."""
     import urllib.error  # imported late: it takes long
     import urllib.request
 

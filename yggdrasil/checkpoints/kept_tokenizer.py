@@ -1,8 +1,8 @@
 """Opens a folder's tokenizer with transformers once, and caches it for later starts without transformers.
 
 The cache stores the rules and vocabulary (tokenizer.json as transformers' class builds it) and the settings. If a
-tokenizer restored from these behaves differently, only its class name is cached. Tokenizers that were built without
-transformers are stored in their own folder in the same form.
+tokenizer restored from these files behaves differently, only the name of its class is cached. ``write_tokenizer``
+stores a tokenizer that was built without transformers in the model's folder, in the same form.
 """
 
 import hashlib
@@ -45,15 +45,15 @@ _ahead: dict[tuple[Path, int], Ahead[Tokenizer | None]] = {}  # (folder, its ino
 def open_ahead(folder: Path) -> Ahead[Tokenizer | None]:
     """Return a function that opens the tokenizer of ``folder``, for a thread to call ahead of time.
 
-    The next ``open_tokenizer`` of this folder takes its result, and opens the tokenizer itself if that is None: then
-    only transformers can open it.
+    The next ``open_tokenizer`` of this folder returns the function's result. The function returns None if only
+    transformers can open the tokenizer; ``open_tokenizer`` then does so.
     """
     found = _ahead[folder, folder.stat().st_ino] = Ahead(lambda: _by_record(folder)[0])
     return found
 
 
 def open_tokenizer(folder: Path) -> Tokenizer:
-    """Return the tokenizer of ``folder``, equivalent to that of transformers' ``AutoTokenizer``.
+    """Return the tokenizer of ``folder``, equivalent to the one that transformers' ``AutoTokenizer`` opens.
 
     Files that were never opened before are first tried in a fork with limited time and memory.
 
@@ -79,7 +79,7 @@ def open_tokenizer(folder: Path) -> Tokenizer:
 
 
 def _by_record(folder: Path) -> tuple[Tokenizer | None, dict[str, Any] | None]:
-    """Return (tokenizer, record in the cache) as far as an earlier opening stored them."""
+    """Return (tokenizer, record in the cache); each is None unless an earlier opening stored it."""
     built = _read(folder / _BUILT)
     if built is not None and (ours := _compact(folder, built) or _kept_tokenizer(folder, _written(folder), built)):
         return ours, None
@@ -93,7 +93,7 @@ def _written(folder: Path) -> Path:
 
 
 def _compact(folder: Path, built: Mapping[str, Any]) -> Tokenizer | None:
-    """Open the compact form of a tokenizer that ``write_tokenizer`` has written; None if it has none."""
+    """Open the compact form of a tokenizer that ``write_tokenizer`` has written, or None without one."""
     load = partial(tokenizers.Tokenizer.from_file, str(_written(folder)))
     backend: Any = open_compact(folder, str(built.get("rules")), load)
     return None if backend is None else Tokenizer(backend, built, lambda: _by_transformers(folder, built))
@@ -104,17 +104,17 @@ def _kept_file(folder: Path) -> Path:
 
 
 def write_tokenizer(folder: Path, rules: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    """Write a tokenizer to ``folder``, which exists, in files for ``open_tokenizer`` and for transformers.
+    """Write a tokenizer to the existing ``folder``, in files that ``open_tokenizer`` and transformers read.
 
     Files of the same names are replaced.
 
     Args:
-        rules: the content of its tokenizer.json.
-        facts: those of ``Tokenizer``: its chat template, special tokens, and ids of the tokens that begin and end a
-            text.
+        rules: the content of tokenizer.json.
+        facts: the ``facts`` of ``Tokenizer``: chat template, special tokens, and ids of the tokens that begin and end
+            a text.
 
     Raises:
-        YggdrasilError: its chat template takes too much time or memory.
+        YggdrasilError: the chat template takes more than 20 s or 512 MiB for short chats.
     """
     unused = tokenizers.Tokenizer(tokenizers.models.BPE())  # a chat is rendered without a vocabulary
     tokenizer = Tokenizer(unused, facts, lambda: _by_transformers(folder, None))
@@ -136,9 +136,9 @@ def write_tokenizer(folder: Path, rules: Mapping[str, Any], facts: Mapping[str, 
 
 
 def _keep(folder: Path, kept: Path) -> None:
-    """Open the tokenizer of ``folder`` with transformers and write it to the cache, with record ``kept``.
+    """Open the tokenizer of ``folder`` with transformers, and write it to the cache; ``kept`` is the record's file.
 
-    Rules and settings are written only if a tokenizer restored from them behaves the same.
+    Rules and settings are written only if a tokenizer restored from them gives the same results for the samples.
     """
     theirs = _by_transformers(folder, None)
     theirs.decode(theirs.encode(_SAMPLES[0]))
@@ -157,7 +157,7 @@ def _keep(folder: Path, kept: Path) -> None:
 
 
 def _facts(theirs: "PreTrainedTokenizerBase") -> dict[str, Any]:
-    """Return the ``facts`` of a ``Tokenizer``."""
+    """Return the ``facts`` of a ``Tokenizer`` from transformers' tokenizer."""
     return {
         "chat_template": theirs.chat_template,
         "special_tokens": {name: _plain(value) for name, value in theirs.special_tokens_map.items()},
@@ -186,7 +186,7 @@ def _is_alike(ours: Tokenizer, theirs: "PreTrainedTokenizerBase") -> bool:
 
 
 def _read(kept: Path) -> dict[str, Any] | None:
-    """Read the cached record; None if it is missing or invalid."""
+    """Read the cached record in the file ``kept``, and return None if it is missing or invalid."""
     try:
         record = parse_json(kept.read_bytes())
         is_ours = isinstance(record, dict) and str(record["module"]).startswith(_THEIRS)
@@ -196,7 +196,7 @@ def _read(kept: Path) -> dict[str, Any] | None:
 
 
 def _kept_tokenizer(folder: Path, file: Path, record: Mapping[str, Any]) -> Tokenizer | None:
-    """Build the tokenizer from its record and the rules in ``file``; None if these are missing or damaged."""
+    """Build the tokenizer from its record and the rules in ``file``; return None if ``file`` is missing or damaged."""
     try:
         rules = file.read_bytes()
         if hashlib.sha256(rules).hexdigest() != record["rules"]:
@@ -229,7 +229,7 @@ def _by_transformers(folder: Path, record: Mapping[str, Any] | None) -> "PreTrai
 
 
 def _of(theirs: "PreTrainedTokenizerBase") -> Tokenizer:
-    """Cast transformers' tokenizer, which has all methods of ``Tokenizer``; ``render_chat`` renders its chats."""
+    """Return transformers' tokenizer as a ``Tokenizer``, with ``render_chat`` as its ``apply_chat_template``."""
     ours: Any = theirs
     ours.apply_chat_template = partial(render_chat, theirs)
     tokenizer: Tokenizer = ours
@@ -237,7 +237,7 @@ def _of(theirs: "PreTrainedTokenizerBase") -> Tokenizer:
 
 
 def _digest(folder: Path) -> str:
-    """Hash all files that transformers may read for a tokenizer, and the versions of the libraries."""
+    """Return a hash of the files that transformers may read for a tokenizer, and of the libraries' versions."""
     hasher = hashlib.sha256(f"{_FORMAT} {version('transformers')} {version('tokenizers')}".encode())
     for file in sorted(folder.iterdir()):
         hasher.update(f"\n{file.name}\n".encode())

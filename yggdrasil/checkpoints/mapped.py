@@ -24,8 +24,8 @@ class MappedSafetensors:
         Args:
             name: the model's name in error messages.
             shapes: expected shapes by weight name.
-            optional: a weight of ``shapes`` that the folder may lack.
-            num_draft_layers: number of drafting layers after the model's own, which are ignored.
+            optional: name of a weight of ``shapes`` that the folder may lack.
+            num_draft_layers: number of layers for multi-token prediction after the model's layers; they are ignored.
 
         Raises:
             YggdrasilError: if a tensor is missing, unexpected or has another shape.
@@ -56,13 +56,13 @@ class MappedSafetensors:
         """Do nothing: no thread packs the weights of a safetensors file."""
 
     def values(self, name: str, dtype: torch.dtype) -> Tensor:
-        """Return the weight ``name`` in ``dtype``. If that is the stored dtype, it is a view of the file's mapping."""
+        """Return the weight ``name`` in ``dtype``, a view of the mapped file if ``dtype`` is the stored one."""
         self._mapped[name] = mapped = self._files[name].get_tensor(name)
         values: Tensor = mapped.to(dtype)
         return values
 
     def release(self, name: str) -> None:
-        """Drop the memory pages of the mapped weight ``name``; values that view it are read from the file again."""
+        """Drop the memory pages of the mapped weight ``name``; a later access reads the file again."""
         mapped = self._mapped.pop(name, None)
         if mapped is not None:
             release(mapped)

@@ -16,10 +16,11 @@ _UNLIMITED = 1 << 20  # positions, for models without a limit
 
 
 def longest_text(config: "PretrainedConfig") -> int | None:
-    """Return the number of positions up to which passes compute the same as the model's own code; None without a limit.
+    """Return the number of positions up to which passes match transformers' code for the model; None without a limit.
 
-    LongRoPE is limited to its original context: beyond it, the rotation of all earlier positions would change. Llama 4
-    is limited to positions before its queries are scaled, since its code scales by row numbers and not positions.
+    LongRoPE is limited to its original context: a longer text would change the rotation of all earlier positions.
+    Llama 4 is limited to the positions at which its queries are not scaled, since transformers' code scales by row
+    numbers and not by positions.
     """
     text = config.get_text_config()
     limits = [getattr(text, "max_position_embeddings", None)]
@@ -33,14 +34,14 @@ def longest_text(config: "PretrainedConfig") -> int | None:
 
 
 def layer_configs(text: Any) -> list[Any]:
-    """Return the configuration of every layer of a text model; they differ in models such as Gemma 4."""
+    """Return the configuration of every layer of a text model; layers differ in models such as Gemma 4."""
     if getattr(text, "is_heterogeneous", False):
         return list(text.per_layer_config)
     return [text] * int(text.num_hidden_layers)
 
 
 def _key_heads(layer: Any) -> tuple[int, int]:
-    """Return (number of key heads, head size) of a layer; the size is the larger of keys and values."""
+    """Return (number of key heads, head size) of a layer; the size is the larger one of keys and values."""
     heads = getattr(layer, "num_key_value_heads", None) or layer.num_attention_heads
     heads = 1 if getattr(layer, "multi_query", False) else heads
     if getattr(layer, "kv_lora_rank", None):  # latent attention expands the latent to keys and values per head
@@ -62,7 +63,7 @@ class ModelSizes:
 
     @property
     def attention(self) -> tuple[int, int]:
-        """(number of key/value heads, head size) of the last layer with attention. Draft heads take both."""
+        """(number of key/value heads, head size) of the last layer with attention, which draft heads adopt."""
         return next(pair for pair in reversed(self.key_heads) if pair[0])
 
     @property
@@ -96,7 +97,7 @@ class ModelSizes:
             facts: the fields of config.json, with defaults for missing ones.
             rope: rotary parameters, transformers' ``rope_parameters``.
             attends: for each layer, whether it has attention.
-            recurrence: sizes of the recurrent layers; None without them.
+            recurrence: sizes of the recurrent layers, or None without recurrent layers.
         """
         limits = [facts.get("max_position_embeddings")]
         if rope.get("rope_type") == "longrope":
@@ -110,6 +111,6 @@ class ModelSizes:
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> "ModelSizes":
-        """Return the sizes of a model from a JSON record of them, as ``dataclasses.asdict`` makes it."""
+        """Return the sizes of a model from the JSON record that ``dataclasses.asdict`` made of them."""
         recurrence = Recurrence.from_record(record["recurrence"])
         return cls(**record | {"key_heads": tuple(map(tuple, record["key_heads"])), "recurrence": recurrence})

@@ -39,7 +39,7 @@ class Mxfp4Experts:
             self._files |= {name: opened for name in opened.keys() if name.endswith((BLOCKS, SCALES))}  # noqa: SIM118
 
     def part(self, name: str, weight: Tensor) -> QuantisedRows | None:
-        """Return the experts' gate, up or down weight ``name`` [E, N, K] as rows of GGUF blocks; None if not MXFP4.
+        """Return the experts' gate, up or down weight ``name`` [E, N, K] as GGUF blocks, or None if not MXFP4.
 
         ``weight`` is ignored.
         """
@@ -55,7 +55,7 @@ class Mxfp4Experts:
         return self._rows(stem)
 
     def values(self, name: str, dtype: torch.dtype) -> Tensor | None:
-        """Return the experts' parameter ``name`` dequantised, [E, K, N] in ``dtype``; None if it is not MXFP4."""
+        """Return the experts' parameter ``name`` dequantised, [E, K, N] in ``dtype``, or None if not MXFP4."""
         from gguf import GGMLQuantizationType, dequantize  # imported late: packed blocks do not need it
 
         rows = self._rows(name)
@@ -65,7 +65,7 @@ class Mxfp4Experts:
         return torch.from_numpy(numbers).transpose(1, 2).to(dtype).contiguous()
 
     def _rows(self, name: str) -> QuantisedRows | None:
-        """Read the weight ``name`` [E, N, K] as GGUF blocks of 17 bytes: the exponent, then 32 inputs."""
+        """Read the weight ``name`` [E, N, K] as GGUF blocks of 17 bytes (exponent, 32 inputs); None if not MXFP4."""
         blocks, scales = f"{name}{BLOCKS}", f"{name}{SCALES}"
         if blocks not in self._files or scales not in self._files:
             return None

@@ -15,7 +15,7 @@ _PAGE_OUT = 21  # MADV_PAGEOUT: ask the system to reclaim the pages; an access r
 def is_packable(weight: Tensor) -> bool:
     """Return whether the kernels can pack weights of the dtype and device of ``weight`` [..., N, K].
 
-    Its shape is not checked; K must be even. Weights on the meta device count as packable, to find out which will be
+    The shape is not checked; K must be even. Weights on the meta device count as packable, to find out which will be
     packed before they are loaded.
     """
     return weight.dtype in _DTYPES and weight.device.type in ("cpu", "meta")
@@ -24,16 +24,16 @@ def is_packable(weight: Tensor) -> bool:
 def release(tensor: Tensor, unit: int = mmap.PAGESIZE) -> None:
     """Give the memory of a contiguous tensor back to the system, in whole pages of ``unit`` bytes; on Linux only.
 
-    The tensor stays valid: an access reads the mapped file again. Without a mapped file its values are lost: it reads
-    zeros.
+    The tensor stays valid: an access reads the mapped file again. A tensor that maps no file loses its values, and an
+    access reads zeros.
     """
     _advise(tensor, _DONT_NEED, unit)
 
 
 def page_out(weight: Tensor) -> None:
-    """Let the operating system reclaim the memory of a weight, which keeps its values: an access reads it again.
+    """Let the operating system reclaim the memory of a contiguous weight; an access reads its values again.
 
-    Without it, a model would be resident twice after packing. Dropping the tensor is not enough: the mapping of its
+    Otherwise a model would be resident twice after packing. Dropping the tensor is not enough: the mapping of its
     checkpoint file lives as long as any tensor of that file.
     """
     _advise(weight, _PAGE_OUT)

@@ -1,7 +1,7 @@
 """Replaces a model's linear layers and experts, in place, by modules with packed weights.
 
-One packed copy serves the steps of all widths. Packing changes the layout of weights in memory only: module names and
-results stay the same.
+One packed copy serves the steps of all widths. Packing keeps the names of modules. Without quantisation it changes only
+the layout of the weights in memory.
 """
 
 from typing import Any
@@ -68,14 +68,15 @@ class PackedLinear(nn.Module):
 def pack_linears(
     model: nn.Module, num_threads: int, quantise: Quantise | None = None, device: torch.device = _CPU
 ) -> None:
-    """Replace the linear layers and experts of ``model``, which is on a CPU, by packed ones on ``device``, in place.
+    """Replace the linear layers and experts of ``model``, which is on a CPU, by packed modules on ``device``, in place.
 
     Embeddings, and on a GPU linear layers and experts too, are replaced only if they are quantised. A quantised weight
     shared by embedding and LM head is packed once; otherwise a tied embedding stays unpacked.
 
     Args:
         num_threads: threads of each packed layer.
-        quantise: returns the quantised rows of a weight, or None to keep it unquantised; None: no weight is quantised.
+        quantise: function that returns the quantised rows of a weight, or None to keep the weight unquantised. None
+            quantises no weight.
 
     Raises:
         YggdrasilError: ``device`` is a GPU, and the model has a format without a GPU kernel.
@@ -88,7 +89,7 @@ def pack_linears(
 
 
 def weights_of(name: str, module: Any) -> tuple[str, ...]:
-    """Return the names of layer ``name``'s weights, quantised together; empty unless linear, embedding or experts."""
+    """Return the weight names of the layer ``name`` if it is linear, an embedding or experts; otherwise ()."""
     if type(module) in (nn.Embedding, nn.Linear):
         return (f"{name}.weight",)
     form = form_of(module)
@@ -96,7 +97,7 @@ def weights_of(name: str, module: Any) -> tuple[str, ...]:
 
 
 def _is_transposed(module: nn.Module) -> bool:
-    """Return whether ``module`` is transformers' Conv1D, a linear layer stored transposed; does not import it."""
+    """Return whether ``module`` is transformers' Conv1D, a linear layer stored transposed, without importing it."""
     kind = type(module)
     return (kind.__module__, kind.__name__) == ("transformers.pytorch_utils", "Conv1D")
 
@@ -111,12 +112,12 @@ class _Packer:
         self._quantised: dict[int, PackedRows] = {}  # by address of the weight
 
     def packed(self, name: str, module: nn.Module) -> nn.Module | None:
-        """Return the module with packed weights that replaces ``module``; None to keep it.
+        """Return the module with packed weights that replaces ``module``, or None to keep ``module``.
 
         The memory of replaced weights that view a file is given back to the system.
 
         Raises:
-            YggdrasilError: the device is a GPU, and ``module`` has a format without kernels there.
+            YggdrasilError: the device is a GPU, and ``module`` has a format without a GPU kernel.
         """
         # Exact types only: a subclass (an adapted layer, a scaled embedding) may compute something else.
         if type(module) is nn.Embedding:
@@ -140,7 +141,7 @@ class _Packer:
         return packed
 
     def _quantised_weight(self, name: str, parameter: Tensor, weight: Tensor) -> PackedRows | None:
-        """Return the packed quantised rows of ``weight`` [N, K]; None if it is not quantised.
+        """Return the packed quantised rows of ``weight`` [N, K], or None if it is not quantised.
 
         ``weight`` is a view of ``parameter``. A parameter that several modules share is packed once.
         """

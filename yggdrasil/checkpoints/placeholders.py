@@ -1,6 +1,6 @@
-"""Loads a model whose quantised weights are read elsewhere: these get placeholders, one NaN expanded to full shape.
+"""Loads a model with placeholders (one NaN, expanded to the full shape) for weights that are read as quantised blocks.
 
-Dequantised instead, an 18 GB mixture would take 60 GB of disk and, until it is packed, of memory.
+Dequantising these weights would take 60 GB of disk and, until they are packed, of memory for an 18 GB mixture.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ def load_with_placeholders(
     """Load the transformers model in ``folder`` with placeholders, tensors of NaN, for the weights that it lacks.
 
     ``values`` (weight name, dtype) may return the values of a lacking weight, or None for a placeholder. ``options``
-    are those of ``from_pretrained``, whose result is returned.
+    are passed to ``from_pretrained``, whose result is returned.
     """
     config = AutoConfig.from_pretrained(folder)
     vars(config).pop("quantization_config", None)  # transformers must not read the quantised blocks
@@ -46,6 +46,6 @@ def load_with_placeholders(
 
 
 def check_no_placeholders(model: PreTrainedModel) -> None:
-    """Raise AssertionError if a parameter of ``model`` is still a placeholder."""
+    """Raise AssertionError if a parameter of ``model`` is a placeholder, a tensor with zero strides."""
     left = [name for name, weight in model.named_parameters() if weight.numel() > 1 and not any(weight.stride())]
     assert not left, f"blocks were to be read in the place of {left}"

@@ -22,11 +22,12 @@ def prepared_root() -> Path:
 
 
 def is_whole(folder: Path, layout: int | str, sampled: str | None = None) -> bool:
-    """Return whether a prepared folder is complete, has this version of the layout, and has not changed since.
+    """Return whether a prepared folder is complete, has this version of the layout, and is unchanged.
 
     Args:
         layout: the version that the reader knows.
-        sampled: name of a file of which only samples are hashed, so that its reader must check the rest; None: none.
+        sampled: name of a large file of which only samples are hashed, so that its reader must check the rest; None:
+            all files are hashed whole.
     """
     try:
         marker = parse_json((folder / MARKER).read_text())
@@ -43,7 +44,7 @@ def prepare(folder: Path, layout: int | str, write: Callable[[Path], None], samp
 
     Args:
         layout: version to record in the folder.
-        write: writes the files into the folder that it gets.
+        write: writes the files into the temporary folder, its argument.
         sampled: name of a large file of which only samples are hashed; None: all files are hashed whole.
 
     Raises:
@@ -68,7 +69,7 @@ def _made(folder: Path) -> tuple[int, int] | None:
 
 
 def _digest(folder: Path, sampled: str | None) -> str:
-    """Hash the name, size and content of every file; of ``sampled``, the beginning and samples up to the end."""
+    """Return a hash of every file's name, size and content; of ``sampled``, of the first 1 MiB and 64 samples."""
     hasher = hashlib.sha256()
     for file in sorted(folder.iterdir()):
         if file.name != MARKER:

@@ -35,7 +35,7 @@ class Recurrence:
 
     @classmethod
     def of(cls, config: Any) -> "Recurrence | None":
-        """Return the sizes of the recurrent layers of a text model; None if it has none, or they are unsupported.
+        """Return the sizes of the recurrent layers of a text model, or None without supported ones.
 
         ``config`` is transformers' configuration or another object with its fields.
         """
@@ -61,7 +61,7 @@ class Recurrence:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any] | None) -> "Recurrence | None":
-        """Return the sizes of recurrent layers from a JSON record of ``dataclasses.asdict``; None for None."""
+        """Return the sizes of recurrent layers from a JSON record of ``dataclasses.asdict``; None gives None."""
         return None if record is None else cls(**{**record, "layers": tuple(record["layers"])})
 
     @property

@@ -14,7 +14,7 @@ from yggdrasil.errors import first_line
 
 @contextmanager
 def raising_os_errors() -> Iterator[None]:
-    """Context manager: errors of safetensors and tokenizers in writing a file are raised as OSError."""
+    """Context manager that raises OSError for errors of safetensors and tokenizers in writing a file."""
     try:
         yield
     except SafetensorError as error:
@@ -26,7 +26,7 @@ def raising_os_errors() -> Iterator[None]:
 
 
 class ShardWriter:
-    """Writer of weights as safetensors shards of at most ``max_bytes`` each; only a single larger weight exceeds it."""
+    """Writer of weights as safetensors shards of at most ``max_bytes`` each; a larger weight gets its own shard."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self.num_parameters = 0
@@ -38,7 +38,7 @@ class ShardWriter:
         self._shards: list[list[str]] = []  # the weight names of each shard written
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Add a weight to the shard in memory, which is written first if it would become too large."""
+        """Add a weight to the shard in memory; write that shard first if it would exceed ``max_bytes``."""
         if self._pending and self._pending_bytes + tensor.nbytes > self._max_bytes:
             self._flush()
         self._pending[name] = tensor
@@ -49,8 +49,8 @@ class ShardWriter:
     def close(self) -> None:
         """Write the shard in memory, and give all shards their final names in Hugging Face's layout.
 
-        They are model.safetensors, or numbered files with model.safetensors.index.json, which replace files of these
-        names.
+        The files are model.safetensors, or numbered files with model.safetensors.index.json. Files of the same names
+        are replaced.
         """
         self._flush()
         if len(self._shards) == 1:
@@ -65,7 +65,7 @@ class ShardWriter:
         (self._folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n")
 
     def _shard_path(self, number: int) -> Path:
-        return self._folder / f"shard-{number}"  # renamed once their count is known
+        return self._folder / f"shard-{number}"  # ``close`` renames it, when the number of shards is known
 
     def _flush(self) -> None:
         with raising_os_errors():

@@ -1,4 +1,4 @@
-"""Finds a model given as checkpoint folder, hub id or GGUF file, as folders in Hugging Face layout.
+"""Finds the folders, in Hugging Face layout, of a model given as checkpoint folder, hub id or GGUF file.
 
 A GGUF file is converted once: its configuration and tokenizer, and its weights dequantised to a dtype, are stored in
 the user's cache under the file's fingerprint.
@@ -87,8 +87,8 @@ class Source:
     def checkpoint(self, dtype: "torch.dtype", *, keeps_blocks: bool = False) -> Path:
         """Return the checkpoint folder to load the model's weights from.
 
-        For a folder or hub id this is the model's own folder, and the arguments are ignored. The weights of a GGUF file
-        are dequantised to ``dtype`` on the first call and stored in a folder of the user's cache. With
+        For a folder or hub id the result is the model's folder, and the arguments are ignored. The weights of a GGUF
+        file are dequantised to ``dtype`` on the first call and stored in a folder of the user's cache. With
         ``keeps_blocks``, that folder lacks the weights whose layers read the file's quantised blocks.
 
         Raises:
@@ -99,11 +99,11 @@ class Source:
         return _gguf_weights(self.gguf.absolute(), self.folder, dtype, keeps_blocks)
 
 
-_begun: dict[Path, Callable[[], str]] = {}  # folder in the cache -> what waits for the fork that fills it
+_begun: dict[Path, Callable[[], str]] = {}  # folder in the cache -> function that waits for the fork that fills it
 
 
 def begin_reading(path: Path) -> bool:
-    """Begin to read the GGUF file ``path`` in a fork if it was never read; return whether a fork was started.
+    """Begin to read the GGUF file ``path`` in a fork unless it was read before; return whether a fork was started.
 
     The next ``Source.find`` of this file waits for the fork.
 
@@ -120,7 +120,7 @@ def begin_reading(path: Path) -> bool:
 
 @lru_cache(maxsize=8)
 def _gguf_facts(path: Path, _num_bytes: int, _modified: int) -> Path:
-    """Return the cached folder with configuration and tokenizer of a GGUF file; size and mtime are part of the key."""
+    """Return the cached folder with configuration and tokenizer of a GGUF file; size and mtime are cache keys."""
     return _prepared(path, _facts_folder(path), partial(_write_facts, path), f"reading {shown(path)}")
 
 
@@ -164,8 +164,8 @@ def _gguf_weights(path: Path, facts: Path, dtype: "torch.dtype", keeps_blocks: b
 def _prepared(path: Path, folder: Path, write: Callable[[GgufHeader, Path], None], what: str) -> Path:
     """Return ``folder``; unless it is whole, let ``write`` fill it from the GGUF file ``path`` first.
 
-    Writing runs in a fork, which returns its memory, and is announced on standard error with the text ``what``. A fork
-    that ``begin_reading`` has started is waited for.
+    ``write`` runs in a fork, so that its memory is freed, after a message with the text ``what`` on standard error. If
+    ``begin_reading`` has started the fork, this function only waits for it.
     """
     wait = _begun.pop(folder, None)
     if wait is not None:

@@ -29,7 +29,7 @@ class TokenBytes:
         self._added = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items()}
 
     def __call__(self, token: int) -> bytes:
-        """Return the bytes of ``token``, which may be part of a UTF-8 character; none for an unknown id."""
+        """Return the bytes of ``token``, which may be part of a UTF-8 character; empty for an unknown id."""
         if token in self._added:
             return self._added[token].encode()
         name = self._backend.id_to_token(token)
@@ -42,13 +42,13 @@ class TokenBytes:
         return name.replace(_SPACE, " ").encode() if self._has_spaces else self._text_after_itself(token).encode()
 
     def _text_after_itself(self, token: int) -> str:
-        """Detokenize ``token`` after itself, because some decoders strip the leading space of a text."""
+        """Return the text that a second ``token`` adds to a first; some decoders strip a text's leading space."""
         once, twice = (str(self._backend.decode(each, skip_special_tokens=False)) for each in ([token], [token, token]))
         return twice[len(once) :] if twice.startswith(once) else once
 
     @cached_property
     def _has_spaces(self) -> bool:
-        """Return whether the decoder does no more within a text than to replace SentencePiece's symbol by a space."""
+        """Return whether the decoder begins by replacing SentencePiece's symbol of a space by a space."""
         decoder = {} if self._backend.decoder is None else json.loads(self._backend.decoder.__getstate__())
         first = (decoder.get("decoders") or [{}])[0]
         return bool(first.get("type") == "Replace" and first.get("pattern") == {"String": _SPACE})

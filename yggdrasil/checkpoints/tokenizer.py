@@ -1,6 +1,6 @@
 """A tokenizer on the ``tokenizers`` library and Jinja alone: importing transformers takes longer than loading a model.
 
-``kept_tokenizer`` writes its files and checks them against transformers' tokenizer.
+``kept_tokenizer`` writes the files of this tokenizer and checks them against transformers' tokenizer.
 """
 
 import json
@@ -22,7 +22,9 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")  # names of a messag
 
 
 class Tokenizer:
-    """The methods of transformers' tokenizers that decoding uses; other attributes are looked up in ``whole``.
+    """A tokenizer with the methods of transformers' tokenizers that Yggdrasil calls.
+
+    Other attributes without a leading underscore are those of ``whole``.
 
     Args:
         backend: the tokenizer's vocabulary and rules.
@@ -51,7 +53,7 @@ class Tokenizer:
         return getattr(self.whole, name)
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        """Call transformers' tokenizer."""
+        """Call transformers' tokenizer ``whole`` with the same arguments, and return its result."""
         return self.whole(*arguments, **options)
 
     def __len__(self) -> int:
@@ -60,12 +62,12 @@ class Tokenizer:
 
     @property
     def added_tokens_decoder(self) -> dict[int, Any]:
-        """Return the tokens added to the vocabulary by id, as ``tokenizers.AddedToken``."""
+        """Return the added tokens as ``tokenizers.AddedToken``, keyed by token id."""
         found: dict[int, Any] = self.backend_tokenizer.get_added_tokens_decoder()
         return found
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of ``text``; with ``add_special_tokens``, also tokens such as the beginning of text."""
+        """Return the token ids of ``text``; ``add_special_tokens`` adds tokens such as the beginning of text."""
         (encoded,) = self.backend_tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
         return list(encoded.ids)
 
@@ -86,29 +88,30 @@ class Tokenizer:
     def apply_chat_template(self, turns: Sequence[Mapping[str, Any]], **options: Any) -> Any:
         """Render a chat with the tokenizer's template in a sandbox, as ``render_chat`` does.
 
-        Pass ``tokenize=False`` to get the text as str; else transformers' tokenizer encodes it. ``turns`` are messages
-        with ``role`` and ``content``; ``options`` are those of transformers' method, and template variables.
+        With ``tokenize=False`` the result is the text (str), otherwise transformers' encoding of the text. ``turns``
+        are messages with ``role`` and ``content``; ``options`` are those of transformers' method, and template
+        variables.
 
         Raises:
             ValueError: there is no template, or no text to continue.
-            Exception: what the template raises.
+            Exception: any exception of the template.
         """
         return render_chat(self, turns, **options)
 
 
 def render_chat(tokenizer: Any, turns: Sequence[Mapping[str, Any]], **options: Any) -> Any:
-    """Render a chat with the tokenizer's template in a sandbox; transformers has no limits for a template.
+    """Render a chat with the tokenizer's template in a sandbox with limits, which transformers lacks.
 
     Args:
         turns: messages with ``role`` and ``content``, and further fields that the template reads.
-        options: those of transformers' ``apply_chat_template``, and variables of the template.
+        options: options of transformers' ``apply_chat_template``, and variables of the template.
 
     Returns:
-        The text (str) if ``tokenize`` is False. By default what calling ``tokenizer`` with this text returns.
+        The text (str) if ``tokenize`` is False. Otherwise (the default) the result of ``tokenizer`` for this text.
 
     Raises:
         ValueError: there is no template, or no text to continue.
-        Exception: what the template raises.
+        Exception: any exception of the template.
     """
     wanted = {"documents": None, "tools": None, "add_generation_prompt": False} | options
     template = wanted.pop("chat_template", None) or tokenizer.chat_template
@@ -133,7 +136,7 @@ def render_chat(tokenizer: Any, turns: Sequence[Mapping[str, Any]], **options: A
 
 
 def _marked(content: Any) -> Any:
-    """Return the content of a message with the mark at its end."""
+    """Return a message's content with ``_MARK`` after its last text. Raises ValueError without a text."""
     if isinstance(content, str):
         return f"{content}{_MARK} "
     parts = [dict(part) for part in content or ()]
@@ -154,8 +157,8 @@ def _message(turn: Mapping[str, Any]) -> dict[str, Any]:
 def try_template(tokenizer: Any) -> None:
     """Render short chats of all forms with the tokenizer's template, to see whether it uses too much time or memory.
 
-    The forms differ in system message, tools, a tool's result and the prompt of a new answer. Call it in a child
-    process that has limits of time and memory: an endless template never returns. Errors of the template are ignored.
+    The forms differ in system message, tools, a tool's result and the prompt of a new answer. Call this function in a
+    child process with limits of time and memory: an endless template never returns. Errors of the template are ignored.
 
     Raises:
         MemoryError: the memory limit of this process is reached.

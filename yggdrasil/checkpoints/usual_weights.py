@@ -11,10 +11,11 @@ from yggdrasil.native import is_native
 def usual_weights(model: str | Source, dtype: str, device: str) -> Weights:
     """Return the default weight format of a model: "file" to keep its quantised blocks, or "full".
 
-    It is "file" in bfloat16 on a CPU, if the native kernels read the model's blocks (GGUF, MXFP4 experts) directly.
+    The format is "file" if ``dtype`` is "bfloat16", ``device`` is "cpu", and the native kernels read the model's blocks
+    (GGUF, MXFP4 experts) directly.
 
     Raises:
-        ArtifactError: the GGUF file is damaged or unsupported.
+        YggdrasilError: there is no such model, or its GGUF file is damaged or unsupported.
     """
     found = Source.find(model)
     has_kernels = device == "cpu" and dtype == "bfloat16" and is_native()

@@ -1,1 +1,1 @@
-"""Speculation settings for other engines, chosen by our objective from their costs and the plan's acceptance."""
+"""Speculation settings for other engines, chosen by the objective value from the engine's costs and the acceptance."""

@@ -19,25 +19,25 @@ from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.scheduling.search import AcceptedLengths
 from yggdrasil.tree.shape import TreeShape
 
-_LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48)  # draft lengths that are tried
-_MATCHES = (1, 2, 3, 4, 5, 6, 8, 12)  # match lengths that are tried
-_SUFFIX_DEPTH, _TRIE_DEPTH = 24, 18  # the engines' own defaults
+_LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48)  # draft lengths to try, in tokens
+_MATCHES = (1, 2, 3, 4, 5, 6, 8, 12)  # match lengths to try, in tokens
+_SUFFIX_DEPTH, _TRIE_DEPTH = 24, 18  # defaults of vLLM and SGLang
 
 
 class Way(NamedTuple):
-    """One candidate: a lookup with the engine's options for it."""
+    """One candidate: the simulation of an n-gram lookup, and the engine's options for this lookup."""
 
     method: str
     options: dict[str, Value]
-    make: Callable[[], LookUp]
-    longest: int  # maximum of drafted tokens
-    is_fixed: bool = False  # whether every pass has the full width, also with fewer or no drafted tokens
+    make: Callable[[], LookUp]  # returns a new simulation
+    longest: int  # maximum number of drafted tokens
+    is_fixed: bool = False  # whether every pass has ``longest + 1`` rows, even with fewer drafted tokens
 
 
 def choose_look_up(engine: EngineName, costs: EngineCosts, documents: Sequence[Document]) -> Settings:
-    """Return the options of the engine's n-gram lookup with the fewest milliseconds per token in simulation.
+    """Return the settings of the engine's n-gram lookup with the fewest milliseconds per token in simulation.
 
-    If plain decoding is faster, they turn speculation off.
+    If plain decoding is faster, the settings turn speculation off.
 
     Args:
         costs: milliseconds of the engine's passes by number of tokens.
@@ -57,7 +57,7 @@ def choose_look_up(engine: EngineName, costs: EngineCosts, documents: Sequence[D
 
 
 class ModelDrafter(NamedTuple):
-    """The name of a draft model or draft head, and the head's kind."""
+    """The name of a draft model or draft head; ``head`` is the head's kind, None for a draft model."""
 
     name: str
     head: Kind | None = None
@@ -70,14 +70,15 @@ def choose_draft_model(
     acceptance: AcceptanceCalibration,
     drafter: ModelDrafter,
 ) -> Settings:
-    """Return the engine's options for a draft model or head with the fewest predicted milliseconds per token.
+    """Return the engine's settings for a draft model or head with the fewest predicted milliseconds per token.
 
-    If plain decoding is faster, they turn speculation off.
+    If plain decoding is faster, the settings turn speculation off.
 
     Args:
         costs: milliseconds of the engine's passes by number of tokens.
         lengths: accepted lengths that the plan's calibration recorded.
-        acceptance: acceptance calibration of the drafter, for a probability threshold.
+        acceptance: acceptance calibration of the drafter, for llama-server's probability threshold.
+        drafter: name and kind of the draft model or head, as the engine's options give them.
 
     Raises:
         YggdrasilError: ``costs`` has no drafter times.
@@ -105,7 +106,7 @@ def choose_draft_model(
 
 
 def _shapes(lengths: AcceptedLengths, *, trees: bool) -> Iterator[tuple[TreeShape, TreeShape]]:
-    """Yield (shape, recorded shape): shapes that the engine supports, and where their accepted length is recorded."""
+    """Yield (a shape that the engine supports, the recorded shape whose accepted length holds for it)."""
     for width in lengths.draft_widths if trees else (1,):
         for depth in range(1, lengths.max_depth + 1):
             whole = [known for known in lengths.verify_widths if known > width * depth]
@@ -129,7 +130,7 @@ def refuse_unknown_head(engine: EngineName, drafter: ModelDrafter) -> None:
     """Check that the engine has a setting for the kind of the drafter's head; draft models always pass.
 
     Raises:
-        YggdrasilError: it has none; the message names engines that do.
+        YggdrasilError: the engine has no such setting; the message names engines that have one.
     """
     if drafter.head is not None and drafter.head not in _HEADS[engine]:
         others = " or ".join(name for name, known in _HEADS.items() if drafter.head in known)
@@ -140,7 +141,7 @@ def refuse_unknown_head(engine: EngineName, drafter: ModelDrafter) -> None:
 
 
 def _drafted(engine: EngineName, shape: TreeShape, drafter: ModelDrafter) -> tuple[str, dict[str, Value]]:
-    """Return (method, options) of an engine for a drafter and a tree shape."""
+    """Return (method, options) with which ``engine`` drafts trees of ``shape`` with ``drafter``."""
     if engine == "llama-server":
         options: dict[str, Value] = {"--spec-type": "draft-simple", "--spec-draft-model": drafter.name}
         return "draft-simple", {**options, "--spec-draft-n-max": shape.depth}
@@ -167,7 +168,7 @@ def _drafted(engine: EngineName, shape: TreeShape, drafter: ModelDrafter) -> tup
 def _least_probability(
     acceptance: AcceptanceCalibration, steps: StepCosts, shape: TreeShape, tokens_a_ms: float
 ) -> float:
-    """Return the drafter probability below which drafting a token costs more time than it saves.
+    """Return the drafter probability, 0.01 to 0.99, below which a drafted token costs more time than it saves.
 
     A drafted token pays off if its acceptance probability exceeds the tokens that its row's time would generate at the
     overall rate ``tokens_a_ms``, as in the run-time policy.

@@ -12,15 +12,15 @@ from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.costs import StepCosts, lower_envelope
 
 _LONGEST = 10  # digits of a width
-_MOST_MS = 1e9  # per pass (eleven days): extrapolated times stay finite
+_MOST_MS = 1e9  # longest time of a pass (eleven days), so that extrapolated times stay finite
 
 
 @dataclass(frozen=True)
 class EngineCosts:
-    """Milliseconds of passes by the number of tokens they read, overhead included.
+    """Milliseconds of an engine's passes, overhead included, by width: the number of tokens that a pass reads.
 
-    ``target_ms`` needs width 1, the plain step, and a wider one; ``drafter_ms`` is empty if no model drafts. Other
-    widths are interpolated, wider ones extrapolated from the last two.
+    ``target_ms`` needs width 1, the plain step, and a greater width; ``drafter_ms`` is empty if no model drafts. Times
+    between the widths are interpolated; times beyond the greatest width are extrapolated from the two greatest.
 
     Raises:
         ValueError: a width or a time is missing or out of range.
@@ -50,13 +50,14 @@ class EngineCosts:
     ) -> StepCosts:
         """Return the engine's pass times as step costs for the policy's objective.
 
-        Times are inter- or extrapolated, and a width that takes longer than a wider one gets the wider one's time.
+        Times are interpolated or extrapolated. A width that takes longer than a greater width gets the time of the
+        greater width.
 
         Args:
-            widths: verify widths (rows of a target pass) to give costs of; 1 is added.
-            draft_widths: draft widths (rows of a draft step) to give costs of.
-            reads_again: the drafter also reads the tokens that the target verifies, which costs a drafter pass; it is
-                added to all verify widths but 1.
+            widths: verify widths (rows of a target pass) of the result; 1 is added.
+            draft_widths: draft widths (rows of a draft step) of the result.
+            reads_again: whether the drafter also reads the tokens that the target verifies. The time of that drafter
+                pass is added to the times of all verify widths but 1.
         """
         wanted = sorted({1, *widths})
         verify = {width: _at(self.target_ms, width) for width in wanted}
@@ -72,8 +73,8 @@ class EngineCosts:
     def load(cls, path: Path) -> "EngineCosts":
         """Load pass times from a JSON file such as ``{"target_ms": {"1": 9.1, "4": 11.8}, "drafter_ms": {"1": 2.0}}``.
 
-        The keys are numbers of tokens that a forward pass reads, the values its milliseconds. ``drafter_ms`` may be
-        missing.
+        The keys are numbers of tokens that a forward pass reads, the values the pass's milliseconds. ``drafter_ms`` may
+        be missing.
 
         Raises:
             YggdrasilError: the file cannot be read or has other content.
@@ -96,7 +97,7 @@ def _with_widths(table: object) -> object:
 
 
 def _at(measured: dict[int, float], width: int) -> float:
-    """Return milliseconds at ``width``, interpolated or extrapolated linearly."""
+    """Return milliseconds of a pass at ``width``, linearly interpolated or, with slope >= 0, extrapolated."""
     widths = sorted(measured)
     times = [measured[each] for each in widths]
     if width <= widths[-1] or len(widths) == 1:

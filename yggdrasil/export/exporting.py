@@ -1,4 +1,4 @@
-"""Exports a plan: measures an engine's costs and chooses its speculation settings."""
+"""Exports a plan to another engine: measures the engine's costs and chooses the engine's speculation settings."""
 
 import random
 from collections.abc import Sequence
@@ -25,30 +25,30 @@ from yggdrasil.scheduling.plan import ModelRef, Plan, check_plan
 from yggdrasil.scheduling.search import AcceptedLengths
 
 _OWN_MODULE = "the engine finds the module in the target's own folder"
-_OWN_DOCUMENTS = 96  # answers of the target's own text that are used, evenly spread
-_ANSWERS_SECONDS = 240.0  # after which the server is asked for no further answer
+_OWN_DOCUMENTS = 96  # most answers that are simulated, evenly spread over the target's text
+_ANSWERS_SECONDS = 240.0  # after this time, the server gets no further prompt
 
 
 @dataclass(frozen=True)
 class Request:
     """The arguments of an export."""
 
-    plan: str
+    plan: str  # name or file
     engine: EngineName
-    url: str | None = None  # of a running llama-server with the target
-    drafter_url: str | None = None  # of a llama-server with the draft model
+    url: str | None = None  # address of a running llama-server with the target
+    drafter_url: str | None = None  # address of a llama-server with the draft model
     costs: Path | None = None  # a file of costs, instead of measuring on servers
-    prompts: Path | None = None  # for the server, whose answers lookups are simulated on; None: the target's text
-    chat: bool = False
-    limit: int = 24  # prompts that the server answers
-    tokens: int = 128  # of each answer
-    prompt_tokens: int = 256  # kept of each prompt, its last ones
+    prompts: Path | None = None  # the server answers these; None: simulate on text from calibration
+    chat: bool = False  # read ``prompts`` as chats
+    limit: int = 24  # most prompts that the server answers
+    tokens: int = 128  # number of tokens of each answer
+    prompt_tokens: int = 256  # number of tokens of each prompt, from its end
     force_machine: bool = False
 
 
 @dataclass(frozen=True)
 class Exported:
-    """The chosen settings, the costs they were chosen by, and remarks for the user."""
+    """The chosen settings, the costs that decided the choice, and remarks for the user."""
 
     settings: Settings
     costs: EngineCosts
@@ -74,8 +74,8 @@ class Exported:
 def export(request: Request, reporter: Reporter) -> Exported:
     """Choose another engine's speculation settings for a plan, with the engine's pass times.
 
-    Tokens per pass are those that the plan's calibration recorded for its draft model or head; for other plans, n-gram
-    lookups are simulated on text. Files are read before servers are asked.
+    Tokens per pass come from the plan's calibration if a draft model or head drafts. For other plans, n-gram lookups
+    are simulated on text. Files are read before a server gets a request.
 
     Raises:
         YggdrasilError: costs or text are missing or unusable, a server fails, or the plan is unsupported.
@@ -101,7 +101,7 @@ def export(request: Request, reporter: Reporter) -> Exported:
 def _by_model(
     request: Request, plan: Plan, drafter: ModelRef, path: Path, reporter: Reporter
 ) -> tuple[Settings, EngineCosts, list[str]]:
-    """Choose settings of a draft model or head, by the accepted lengths that the plan's calibration recorded."""
+    """Choose settings for the plan's draft model or head from the accepted lengths that calibration recorded."""
     learned = Learned.load(path.parent / plan.predictor)
     lengths = AcceptedLengths(learned.mean_survival, learned.ratios, plan.shapes.verify_widths)
     named, remarks = _named(request.engine, drafter)
@@ -114,7 +114,7 @@ def _by_model(
 
 
 def _by_look_ups(request: Request, plan: Plan, reporter: Reporter) -> tuple[Settings, EngineCosts, list[str]]:
-    """Choose settings of a lookup, simulated on the server's answers or on text that the target wrote before."""
+    """Choose settings of a lookup, simulated on the server's answers or on the target's text from calibration."""
     if request.drafter_url is not None:
         raise YggdrasilError(f"--drafter-url is for plans with a draft model, and {plan.name} has none")
     if request.prompts is None or request.url is None:
@@ -142,7 +142,7 @@ def _check(request: Request) -> None:
 
 
 def _costs(request: Request, reporter: Reporter) -> EngineCosts:
-    """Load the costs from the given file, or measure them on the servers."""
+    """Load the costs from the file ``request.costs``, or measure them on the servers of the request."""
     if request.costs is not None:
         return EngineCosts.load(request.costs)
     assert request.url is not None
@@ -154,7 +154,7 @@ def _costs(request: Request, reporter: Reporter) -> EngineCosts:
 
 
 def _named(engine: EngineName, drafter: ModelRef) -> tuple[ModelDrafter, list[str]]:
-    """Return the drafter as the engine's options name it, and remarks on what the user has to do first."""
+    """Return the drafter as the engine's options name it, and remarks on conversions that the user has to do."""
     path = drafter.path()
     kind = kind_of(expanded(path))
     if kind is not None:
@@ -179,7 +179,7 @@ def _own_answers(plan: Plan) -> list[Document]:
 
 
 def _prompts(request: Request, file: Path, plan: Plan) -> list[list[int]]:
-    """Tokens of prompts that are spread over the file, which often has its kinds in blocks, in random order."""
+    """Return token ids of up to ``limit`` prompts, spread evenly over ``file`` and shuffled with a fixed seed."""
     found = read_prompts(file, chat=request.chat)
     tokenizer = load_tokenizer(plan.target.path())
     spread = spread_over(found, request.limit)
@@ -190,7 +190,7 @@ def _prompts(request: Request, file: Path, plan: Plan) -> list[list[int]]:
 def _answers(
     server: LlamaServer, prompts: Sequence[Sequence[int]], request: Request, reporter: Reporter
 ) -> list[Document]:
-    """Return the server's answers to ``prompts`` in order, until ``_ANSWERS_SECONDS`` have passed; at least one."""
+    """Return the server's answers to ``prompts`` in order, until ``_ANSWERS_SECONDS`` have passed."""
     report, documents = reporter.phase(f"letting the server answer {len(prompts)} prompts"), []
     began = monotonic()
     for prompt in prompts:

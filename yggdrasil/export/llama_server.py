@@ -19,10 +19,10 @@ from yggdrasil.errors import YggdrasilError, one_line
 T = TypeVar("T")
 
 WIDTHS = (1, 2, 3, 4, 5, 7, 9, 13, 17, 25, 33, 49)
-ROUNDS, STEPS = 7, 48  # most measurements per width; tokens generated to time plain steps
+ROUNDS, STEPS = 7, 48  # most rounds of measurements; tokens generated to time plain steps
 PASSES_SECONDS = 120.0  # a further round of measurements begins only if it will end within this time
 _CONTEXT = 128  # tokens before the measured ones
-_SECONDS = 600
+_SECONDS = 600  # timeout of a request
 
 
 class LlamaServer:
@@ -49,16 +49,17 @@ class LlamaServer:
             ms[1] = plain, the median step of generation without speculation
             ms[W] = plain + (prompt(W) - prompt(1)) / (1 - share) + (prompt(1) - plain)
 
-        The factor stands for the logits of all W rows, since llama-server computes those of the last prompt token only.
-        The last term is the time of rebuilding its graph after a pass of another width. Both differences are >= 0.
-        Each width is measured up to ``ROUNDS`` times, at least once, and for about ``PASSES_SECONDS``.
+        The factor stands for the logits of all W rows, since llama-server computes logits of the last prompt token
+        only. The last term is the time to rebuild the server's graph after a pass of another width. Negative
+        differences count as 0. Every width is measured once a round, in at most ``ROUNDS`` rounds. A round after the
+        first begins only if it will end within ``PASSES_SECONDS``.
 
         Args:
             report: takes the fraction done, 0 to 1.
 
         Raises:
             YggdrasilError: the server does not answer as llama-server does, speculates, or reads other tokens than the
-                new ones.
+                W new ones.
         """
         began = monotonic()
         numbers = random.Random(0)
@@ -83,7 +84,7 @@ class LlamaServer:
     def answer(self, prompt: Sequence[int], tokens: int) -> Document:
         """Let llama-server generate ``tokens`` greedy tokens after ``prompt`` (token ids), end-of-text tokens ignored.
 
-        Returns prompt and generated tokens.
+        The result has the token ids of prompt and answer.
 
         Raises:
             YggdrasilError: the server does not answer as llama-server does.
@@ -105,7 +106,7 @@ class LlamaServer:
         return self._ask("/v1/models", read)
 
     def _read_ms(self, context: Sequence[int], tokens: Sequence[int]) -> float:
-        """Return milliseconds of reading ``tokens`` after ``context``, which is in the server's cache."""
+        """Return milliseconds in which the server reads ``tokens`` after ``context``, which its cache holds."""
         read = 0
         for _ in range(2):  # the first request may also read the context
             read, ms = self._complete(
@@ -120,7 +121,7 @@ class LlamaServer:
         )
 
     def _step_ms(self, prompt: Sequence[int]) -> float:
-        """Return milliseconds per token over ``STEPS`` generated tokens."""
+        """Return the server's milliseconds per token in generating ``STEPS`` tokens after ``prompt``."""
         options = {"n_predict": STEPS, "ignore_eos": True, "cache_prompt": True}
         (count, ms), is_drafted = self._complete(
             prompt,
@@ -136,7 +137,7 @@ class LlamaServer:
         return self._ask("/completion", read, {"prompt": list(prompt), **greedy, **options})
 
     def _ask(self, path: str, read: Callable[[Any], T], body: dict[str, Any] | None = None) -> T:
-        """Send a request and return ``read`` of its JSON answer. Raises YggdrasilError for any other answer."""
+        """Send a request and return ``read`` of the JSON answer. Raises YggdrasilError if either fails."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self._url + path, data, {"Content-Type": "application/json"})
         try:
@@ -148,7 +149,7 @@ class LlamaServer:
 
 
 def _timing(said: Any, count: str, ms: str) -> tuple[int, float]:
-    """Return the token count and the milliseconds under these names in an answer's timings."""
+    """Return the token count named ``count`` and the milliseconds named ``ms`` in an answer's timings."""
     timings = said["timings"]
     found = float(timings[ms])
     if not 0.0 < found < inf:

@@ -1,6 +1,6 @@
 """Simulations of llama-server's n-gram lookups, to predict their accepted lengths on recorded text.
 
-A lookup gets the accepted text. Its last token has not been read by the target yet. ``tests/export`` compares the
+A lookup drafts after the accepted text, whose last token the target has not read yet. ``tests/export`` compares the
 drafts with those of a real server.
 """
 
@@ -18,15 +18,15 @@ class LookUp(Protocol):
         """Return the token ids that the lookup drafts after ``text``; empty if it drafts none.
 
         Args:
-            text: prompt and accepted tokens, which begins with the text of the last call in this request.
+            text: token ids of prompt and accepted tokens; it begins with ``text`` of the request's last call.
         """
 
     def observe(self, drafted: int, accepted: int) -> None:
-        """Record that ``accepted`` of the last draft's ``drafted`` tokens were accepted; not called if it was empty."""
+        """Record that ``accepted`` of the last draft's ``drafted`` tokens (at least 1) were accepted."""
 
 
 class Occurrences:
-    """Index of the start positions of every n-gram of one text, in order."""
+    """Index of one growing text: n-gram of ``size`` tokens -> the start positions of its occurrences, ascending."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -34,12 +34,12 @@ class Occurrences:
         self._starts: dict[tuple[int, ...], list[int]] = {}
 
     def of_last_ngram(self, text: Sequence[int]) -> list[int]:
-        """Return the start indices, ascending, of all occurrences of the last n-gram of ``text``, itself included.
+        """Return the start indices, ascending, of all occurrences of the last ``size`` tokens of ``text``.
 
-        An n-gram has the ``size`` tokens of the constructor. Empty if ``text`` is shorter.
+        The last occurrence, at the end of ``text``, is included. The list is empty if ``text`` is shorter.
 
         Args:
-            text: begins with the text of the last call.
+            text: token ids; they begin with ``text`` of the last call.
         """
         for end in range(self._ends, len(text) + 1):
             self._starts.setdefault(tuple(text[end - self._size : end]), []).append(end - self._size)
@@ -50,7 +50,8 @@ class Occurrences:
 class NGramSimple:
     """``ngram-simple``: drafts the ``draft`` tokens after the previous occurrence of the text's last ``match`` tokens.
 
-    As in llama.cpp, drafts shorter than ``match`` are dropped; the text's first position and last token are ignored.
+    As in llama.cpp, drafts shorter than ``match`` are dropped. An occurrence at the text's first position does not
+    count, and the text's last token is not drafted.
     """
 
     def __init__(self, match: int, draft: int) -> None:
@@ -73,10 +74,10 @@ class NGramSimple:
 
 
 class NGramMod:
-    """``ngram-mod``: drafts ``least`` to ``most`` tokens, each the last continuation of the ``match`` tokens before.
+    """``ngram-mod``: drafts ``least`` to ``most`` tokens, each the latest continuation of the ``match`` tokens before.
 
-    The table is kept across requests, and new text is added once it has more than 32 verified tokens. The table is
-    cleared after five drafts in a row of which less than a quarter was accepted.
+    The table of continuations persists across requests. Text is added once more than 32 verified tokens are not in the
+    table. The table is cleared after five successive drafts of which less than a quarter of the tokens was accepted.
     """
 
     def __init__(self, match: int, least: int, most: int) -> None:

@@ -9,7 +9,7 @@ from yggdrasil.export.lookups import Occurrences
 class PromptLookUp:
     """vLLM's ``ngram``: drafts the tokens after the first occurrence of the text's longest repeated last n-gram.
 
-    N-grams have ``least`` to ``most`` tokens; ``draft`` tokens are drafted.
+    N-grams have ``least`` to ``most`` tokens; at most ``draft`` tokens are drafted.
     """
 
     def __init__(self, least: int, most: int, draft: int) -> None:
@@ -30,10 +30,11 @@ class PromptLookUp:
 
 
 class SuffixDecoding:
-    """vLLM's ``suffix``, over the request's own text: for each match length the most frequent path, then the best.
+    """vLLM's ``suffix``, over one request's text: drafts the path with the greatest sum of token shares.
 
-    A path takes the most frequent next token while its share of all matches is at least ``least_share``. It has at most
-    ``factor`` times the matched tokens, and at most ``most``. Answers to earlier requests are not simulated.
+    Each match length gives one path: the most frequent next token is appended while its share of all matches is at
+    least ``least_share``. A path has at most ``factor`` times the matched tokens, and at most ``most``; match and path
+    together have at most ``tree_depth`` tokens. Answers to earlier requests are not simulated.
     """
 
     def __init__(self, most: int, factor: float, least_share: float, tree_depth: int) -> None:
@@ -67,7 +68,7 @@ class SuffixDecoding:
         pass
 
     def _path(self, text: Sequence[int], positions: Sequence[int], length: int) -> tuple[float, Sequence[int]]:
-        """Return the most frequent path after positions ``positions``: the sum of its tokens' shares, and the path."""
+        """Return (sum of the tokens' shares, tokens) of the most frequent path after ``positions``."""
         whole, score, path, here = len(positions), 0.0, list[int](), list(positions)
         for step in range(1, length + 1):
             following = Counter(text[position + step] for position in here if position + step < len(text))
@@ -83,7 +84,10 @@ class SuffixDecoding:
 
 
 class TrieChain:
-    """SGLang's ``NGRAM`` without branches: drafts what last followed the longest suffix that the trie holds."""
+    """SGLang's ``NGRAM`` without branches: drafts the tokens after the last occurrence of the longest known suffix.
+
+    At most ``draft`` tokens are drafted; suffix and draft together have at most ``trie_depth`` tokens.
+    """
 
     def __init__(self, draft: int, trie_depth: int) -> None:
         self._draft, self._depth = draft, trie_depth
@@ -107,6 +111,6 @@ class TrieChain:
         pass
 
     def _matched(self, text: Sequence[int], position: int) -> int:
-        """Return how many tokens up to ``position`` equal the end of ``text``; at most the trie's depth minus 1."""
+        """Return how many tokens that end at ``position`` equal the end of ``text``, at most ``trie_depth - 1``."""
         most = min(self._depth - 1, position + 1)
         return next((n for n in range(1, most) if text[position - n] != text[-1 - n]), most)

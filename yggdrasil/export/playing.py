@@ -1,4 +1,4 @@
-"""Simulates an engine's decoding over recorded text, and predicts its time per token from costs."""
+"""Simulates an engine's decoding over recorded text, and predicts the engine's time per token from costs."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -15,23 +15,23 @@ from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 class Drafts(NamedTuple):
     """The result of a simulation: generated tokens, and passes by drafted and accepted tokens."""
 
-    tokens: int  # generated
-    counts: dict[tuple[int, int], int]  # (drafted, accepted) -> passes
+    tokens: int  # number of generated tokens
+    counts: dict[tuple[int, int], int]  # (drafted, accepted) tokens -> number of passes
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The predicted speed of a setting."""
+    """The predicted speed of an engine's settings."""
 
-    aal: float  # tokens per pass, bonus included
+    aal: float  # tokens per pass, bonus token included
     ms_per_token: float
-    speedup: float  # over plain decoding
+    speedup: float  # factor over plain decoding
 
 
 def play(look_up: LookUp, documents: Sequence[Document]) -> Drafts:
     """Simulate greedy decoding of recorded answers with an n-gram lookup; count passes by drafted and accepted tokens.
 
-    The first token of an answer is the prefill's and is not counted. One lookup decodes all documents in their order.
+    The first token of an answer comes from the prefill and is not counted. ``look_up`` decodes all documents in order.
     """
     tokens, counts = 0, Counter[tuple[int, int]]()
     for document in documents:
@@ -52,11 +52,11 @@ def play(look_up: LookUp, documents: Sequence[Document]) -> Drafts:
 
 
 def predict(drafts: Drafts, costs: StepCosts, verified: int | None = None) -> Prediction:
-    """Predict the speed of a simulated lookup by the engine's step costs.
+    """Predict the speed of a simulated lookup from the engine's step costs.
 
     Args:
         drafts: passes of the simulation.
-        verified: width of all passes if it is fixed; None: a pass is as wide as its draft.
+        verified: rows of every pass if fixed; None: a pass has one row more than drafted tokens.
     """
     tally = ShapeTally()
     tally.begin()  # passes are counted over all documents together

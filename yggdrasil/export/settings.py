@@ -1,4 +1,4 @@
-"""Speculation settings of an engine in its own options, and the options that its documents list."""
+"""Speculation settings of an engine as the engine's options, and the options that the engine's documents list."""
 
 import json
 import shlex
@@ -13,7 +13,7 @@ Value: TypeAlias = str | int | float
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine: the documents that were read, and the options and methods that settings may have."""
+    """An engine: the documents of its options, and the options and methods that settings may have."""
 
     documents: str
     options: tuple[str, ...]
@@ -52,7 +52,7 @@ ENGINES: dict[EngineName, Engine] = {
 
 @dataclass(frozen=True)
 class Settings:
-    """A method with its options for an engine, and its predicted speed.
+    """A speculation method of an engine with the options for it, and the predicted speed.
 
     Raises:
         ValueError: the engine's documents do not list an option or the method.
@@ -117,10 +117,10 @@ _NOT_SAID_OF_TEXT: dict[EngineName, tuple[str, ...]] = {
 
 
 def unsupported_features(engine: EngineName, *, by_model: bool) -> tuple[str, ...]:
-    """Return sentences on features of the plan that the engine has no option for, or that were not tried.
+    """Return phrases on features of the plan for which the engine has no option, or which were not tried.
 
     Args:
-        by_model: a draft model or head drafts, not an n-gram lookup.
+        by_model: whether a draft model or head drafts; False: an n-gram lookup.
     """
     if not by_model:
         return _NOT_SAID[engine] + _NOT_SAID_OF_TEXT[engine]

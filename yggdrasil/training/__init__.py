@@ -1,1 +1,1 @@
-"""Training a drafter for a target: on text that the target writes itself, from what it computes while reading it."""
+"""Training of a drafter for a target, on text that the target writes, from the target's hidden states on that text."""

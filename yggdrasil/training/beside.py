@@ -1,8 +1,8 @@
-"""Trains a head in a process of low priority beside a decoder of the same target. It ends with the decoder's process.
+"""Trains a head in a low-priority process beside a decoder; the process ends with the decoder's, if not earlier.
 
     python -m yggdrasil.training.beside TARGET OUT
 
-It learns from the answers that ``OUT.training/answers.jsonl`` holds when it starts, and from the shipped answers.
+The training reads the answers that ``OUT.training/answers.jsonl`` holds at its start, and the shipped answers.
 """
 
 import os
@@ -22,24 +22,26 @@ from yggdrasil.training.publish import is_free
 from yggdrasil.training.settings import TrainSettings
 from yggdrasil.training.training import check_out, train
 
-_CHILDREN: list["subprocess.Popen[bytes]"] = []  # a child ends when the pipe to it is closed
+_CHILDREN: list["subprocess.Popen[bytes]"] = []  # a child process ends when the pipe to its stdin is closed
 
 
 class Started(NamedTuple):
     """A training that runs beside a decoder."""
 
-    process: int
-    log: Path
-    is_unmeasured: bool  # an earlier training left a head that the decoder's plan has not considered
-    drafts: bool = False  # the decoder drafts with the head of an earlier training
+    process: int  # process id
+    log: Path  # file with the training's output
+    is_unmeasured: bool  # ``out`` has an earlier training's head that the decoder's plan has not considered
+    drafts: bool = False  # the decoder drafts with an earlier training's head in ``out``
 
 
 def start_training(decoder: Decoder, out: Path) -> Started:
-    """Train a head for the decoder's target in ``out``, in a process of its own, and keep later answers to learn from.
+    """Start a process that trains a head for the decoder's target and writes it to the folder ``out``.
+
+    The decoder then appends its answers to ``OUT.training/answers.jsonl``, for the next training.
 
     Raises:
-        YggdrasilError: the decoder has no plan, ``out`` is a file or has files of another origin or the head that the
-            decoder's calibrated plan drafts with, or no process can be started.
+        YggdrasilError: the decoder has no plan; ``out`` is a file, has files of another origin, or has the head with
+            which the decoder's calibrated plan drafts; or no process can be started.
     """
     plan = decoder.plan
     if plan is None:
@@ -67,7 +69,7 @@ def start_training(decoder: Decoder, out: Path) -> Started:
 
 
 class _Log:
-    """A teller that prints lines, and interrupts the training at its next progress report once ``ended`` is set."""
+    """A ``Teller`` that prints lines; its progress report raises KeyboardInterrupt once ``ended`` is set."""
 
     def __init__(self, ended: Event) -> None:
         self._ended = ended
@@ -85,10 +87,10 @@ class _Log:
 
 
 def _end_with_parent(ended: Event) -> None:
-    """Wait until the parent has ended, then interrupt this process, which stores its state.
+    """Wait until the parent process has ended, then interrupt this process, which saves the training's state.
 
-    Python ignores an interrupt that arrives in the callback of a weak reference, as imports have them. ``ended`` then
-    ends the training.
+    Python ignores an interrupt that arrives in the callback of a weak reference, such as imports use. In that case
+    ``ended``, which this function sets, ends the training.
     """
     sys.stdin.buffer.read()
     ended.set()

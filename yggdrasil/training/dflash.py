@@ -1,8 +1,8 @@
 """Training recipe of DFlash heads (arXiv 2602.06036), which draft a block of tokens in one pass.
 
-A block is a token of the text, its anchor, and masks at the positions after it. Its rows see each other and the
-target's states before the anchor; row k predicts the token k positions after the anchor. Blocks of a batch do not see
-each other. Token embedding and LM head are the target's and are not trained.
+A block is a token of the text, its anchor, and masks at the positions after it. The rows of a block attend to each
+other and to the target's states before the anchor; row k predicts the token k positions after the anchor. Rows of
+different blocks do not attend to each other. Token embedding and LM head are the target's and are not trained.
 
 Dims: B windows, T tokens of a window, N anchors, K rows of a block, H hidden size.
 """
@@ -29,7 +29,7 @@ from yggdrasil.training.unroll import Batch, StepOutput
 
 _BLOCK = 8  # rows: an anchor and seven masks
 _LAYERS = 2
-_ANCHORS = 4  # one anchor for so many trained tokens of a window
+_ANCHORS = 4  # trained tokens of a window for each anchor
 _NORMS = {"input_layernorm": "input_layernorm", "post_attention_layernorm": "post_attention_layernorm"}
 
 
@@ -41,7 +41,7 @@ class DFlashRecipe:
     num_taught = _BLOCK - 1
 
     def __init__(self, loaded: LoadedModel, vocabulary: Tensor) -> None:
-        """``vocabulary``: [Vd] int64 tokens that the training loss covers; the head drafts all."""
+        """Prepare the recipe; the loss covers the tokens ``vocabulary`` [Vd] int64, but the head drafts all tokens."""
         self._loaded = loaded
         self._embedding = target_embedding(loaded).float()
         self._output = target_head(loaded).restricted_to(vocabulary)
@@ -51,7 +51,7 @@ class DFlashRecipe:
 
     @torch.no_grad()
     def initial(self) -> BlockHead:
-        """Return the untrained head in float32, its layers initialised from the target's last; always the same."""
+        """Return the untrained float32 head, with layers from the target's last; the same in every call."""
         torch.manual_seed(0)
         head, hidden = BlockHead(self._settings), self._settings.hidden_size
         for module in head.modules():
@@ -68,7 +68,7 @@ class DFlashRecipe:
     def steps(self, model: nn.Module, batch: Batch, count: int) -> Iterator[StepOutput]:
         """Yield, for k = 1 to ``count`` (at most 7), the logits for trained tokens k positions after an anchor.
 
-        Row k of the anchor's block gives them. Step k reaches only these tokens.
+        Row k of the anchor's block gives the logits. Step k reaches only tokens k positions after an anchor.
         """
         assert isinstance(model, BlockHead)
         anchors, exists = choose_anchors(batch.learned)
@@ -85,7 +85,7 @@ class DFlashRecipe:
             yield StepOutput(self._output.logits(rows), reached)
 
     def write(self, model: nn.Module, folder: Path) -> None:
-        """Write a trained head to the existing ``folder``: bfloat16 weights and config.json, no embedding or LM head.
+        """Write a trained head to the existing ``folder``: bfloat16 weights without embedding or LM head, config.json.
 
         Files of the same names are replaced.
         """
@@ -95,12 +95,13 @@ class DFlashRecipe:
 
 
 def choose_anchors(learned: Tensor) -> tuple[Tensor, Tensor]:
-    """Choose N trained tokens of each window at random as anchors; without gradients, always the same ones.
+    """Choose N positions of each window at random as anchors; with gradients disabled, always the same positions.
 
-    N is a quarter of the trained tokens of the window that has most. ``learned`` [B, T] bool marks the trained tokens.
+    ``learned`` [B, T] bool marks the positions whose next token is trained on; anchors are chosen from these. N is a
+    quarter of the marked positions of the window that has most, at least 1.
 
     Returns:
-        Positions of the anchors, [B, N] int64, and whether each exists, [B, N] bool: a window may have fewer tokens.
+        Positions of the anchors, [B, N] int64, and whether each exists, [B, N] bool: a window may have fewer than N.
     """
     generator = None if torch.is_grad_enabled() else torch.Generator().manual_seed(0)
     order = torch.rand(learned.shape, generator=generator).to(learned.device).masked_fill(~learned, -1.0)
@@ -109,9 +110,9 @@ def choose_anchors(learned: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def block_outputs(head: BlockHead, embedding: Tensor, batch: Batch, anchors: Tensor) -> Tensor:
-    """Return the outputs of the blocks of all anchors after the last norm, [B, N, K, H].
+    """Return the head's outputs, after the last norm, for the blocks of all anchors, [B, N, K, H].
 
-    A block is the token of its anchor and K - 1 masks, which see each other and the text before the anchor.
+    A block is the token of its anchor and K - 1 masks. Its rows attend to each other and to the text before the anchor.
 
     Args:
         embedding: [V, H] token embedding of the target.
@@ -135,7 +136,7 @@ def block_outputs(head: BlockHead, embedding: Tensor, batch: Batch, anchors: Ten
 
 
 def _attention(keys: Tensor, values: Tensor, mask: Tensor) -> Attend:
-    """Return the attention of blocks over the text's ``keys`` and ``values`` [B, Hkv, T, D] and themselves."""
+    """Return the attention of blocks over the text's ``keys`` and ``values`` [B, Hkv, T, D] and their own rows."""
 
     def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         groups = query.shape[1] // key.shape[1]
@@ -148,7 +149,7 @@ def _attention(keys: Tensor, values: Tensor, mask: Tensor) -> Attend:
 
 
 def _config_of(loaded: LoadedModel, mask_token: int) -> dict[str, Any]:
-    """Return the content of config.json of a DFlash head for a target, in z-lab's spelling."""
+    """Return the content of config.json of a DFlash head for a target, with z-lab's field names."""
     settings = settings_for(loaded, loaded.vocab_size)
     layers = settings.readings(loaded.num_layers)[0]
     common = config_of(settings, layers, loaded.num_layers)

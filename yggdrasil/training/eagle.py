@@ -1,4 +1,4 @@
-"""Training recipe of EAGLE-3 heads. They start from the target's last layer and are trained on their own outputs."""
+"""Training recipe of EAGLE-3 heads, which start from the target's last layer and train on their own outputs."""
 
 import json
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ class EagleRecipe:
 
     title = "EAGLE-3 head"
     rate = 1.5e-3
-    num_taught = 3  # each reads the outputs of the step before
+    num_taught = 3  # trained draft steps; each reads the outputs of the step before
 
     def __init__(self, loaded: LoadedModel, vocabulary: Tensor) -> None:
         self._loaded, self.vocabulary = loaded, vocabulary
@@ -37,7 +37,7 @@ class EagleRecipe:
     def steps(self, model: nn.Module, batch: Batch, count: int) -> Iterator[StepOutput]:
         """Run the head on its own outputs for ``count`` draft steps, and yield each step's logits.
 
-        They are those of the trained positions of ``batch`` that the step reaches.
+        The logits are for the trained positions of ``batch`` that the step reaches.
         """
         assert isinstance(model, EagleHead)
         return unroll(model, self._embedding, batch, count)
@@ -64,7 +64,7 @@ def config_of(settings: HeadSettings, layers: tuple[int, ...], num_layers: int) 
     """Return the content of config.json of an EAGLE-3 head, in the format that vLLM and SGLang load.
 
     Args:
-        layers: the target's layers whose outputs the head reads.
+        layers: indices of the target's layers whose outputs the head reads.
         num_layers: number of the target's layers.
     """
     rope = {name: value for name, value in settings.rope.items() if name != "rope_theta"}

@@ -15,7 +15,7 @@ from yggdrasil.policy.objective import objective_value
 from yggdrasil.scheduling.plan import DeviceName, Plan, resolve_source
 from yggdrasil.training.settings import Kind
 
-_LEVEL = 0.01  # cost of a level in passes, where one pass drafts all levels
+_LEVEL = 0.01  # cost of a level, as a share of a pass, if one pass drafts all levels
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Estimate:
     is_reckoned: bool  # whether the draft pass's cost is derived from the drafter's size, not measured
 
     def describe(self, agreement: Sequence[float]) -> str:
-        """Return one line with the speed-up over plain decoding by chains of the best length.
+        """Return one line with the speed-up over plain decoding that chains of the best length give.
 
         Args:
             agreement: for each draft step, the share of the head's argmax tokens that equal the target's.
@@ -41,7 +41,7 @@ class Estimate:
         return f"this head alone would decode {speedup:.2f} times as fast as plain decoding, with {chain} ({costs})"
 
     def speedups(self, agreement: Sequence[float]) -> list[float]:
-        """Return the speed-up over plain decoding by chains of 0, 1, 2, ... drafted tokens.
+        """Return the factors over plain decoding that chains give, by the number of drafted tokens from 0 on.
 
         Args:
             agreement: for each draft step, the share of the head's argmax tokens that equal the target's. A token is
@@ -63,16 +63,16 @@ def estimate_from_plans(
 ) -> Estimate | None:
     """Return an estimator of a head's speed-up, with the step costs of one of the target's plans.
 
-    Of the target's plans on this machine it is one with ``weights`` if possible, among these one with such a head
-    if possible, among these the newest. None if the target has no plan.
+    Of the target's plans on this machine, plans with ``weights`` are preferred, then plans with a head of ``kind``,
+    then newer plans. The result is None if the target has no plan.
 
     Args:
-        fingerprint: of the target's checkpoint.
+        fingerprint: fingerprint of the target's checkpoint.
         weights: the target's weight format.
-        device: device of the plan.
-        share: bytes that a drafter pass reads divided by bytes that a target pass reads. It gives the cost of a draft
-            pass if the plan has measured none.
-        kind: of the head.
+        device: device of the plan; plans for other devices do not count.
+        share: bytes that a drafter pass reads divided by bytes that a target pass reads; gives the cost of a draft pass
+            if the plan has not measured a head of ``kind``.
+        kind: kind of the head.
     """
     plans = sorted(
         _plans_of(fingerprint, device), key=lambda plan: (plan.target.weights == weights, _kind(plan) == kind)
@@ -92,7 +92,7 @@ def estimate_from_plans(
 
 
 def _plans_of(fingerprint: str, device: DeviceName) -> Iterator[Plan]:
-    """Yield this machine's plans of a target, oldest first; damaged files are skipped."""
+    """Yield this machine's plans of a target on ``device``, oldest file first; damaged files are skipped."""
     machine = current_machine()
     entries = [entry for entry in list_plans() if entry.fits(machine)]
     for entry in sorted(entries, key=lambda each: each.path.stat().st_mtime):
@@ -105,7 +105,7 @@ def _plans_of(fingerprint: str, device: DeviceName) -> Iterator[Plan]:
 
 
 def _kind(plan: Plan) -> str | None:
-    """Return the kind of a plan's head; None if no head drafts or its folder is gone."""
+    """Return the kind of a plan's head; None if no head drafts chains (width 1) or its folder is gone."""
     if plan.drafter is None or 1 not in plan.shapes.draft_widths:
         return None
     return kind_of(expanded(resolve_source(plan.drafter.source)))

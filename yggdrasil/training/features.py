@@ -24,7 +24,7 @@ from yggdrasil.training.unroll import Batch
 from yggdrasil.training.windows import Window
 
 SHARD = 64  # windows that are computed, stored and trained on together
-_MIXED = 16  # shards between which consecutive windows are dealt out: the text is in the order of its prompts
+_MIXED = 16  # shards that share 1,024 consecutive windows: neighbouring windows may have similar prompts
 _READ = 16  # batch size of the target's passes
 _LEAST_FREE = 0.5  # share of the disk's free space that one file may take
 
@@ -39,9 +39,9 @@ class Kept(NamedTuple):
 
 
 def shards(windows: Sequence[Window]) -> list[list[Window]]:
-    """Split training windows into shards of at most 64. Each 1,024 windows are dealt in turn to 16 shards.
+    """Split training windows into shards of at most 64: each 1,024 windows are dealt in turn to 16 shards.
 
-    Appending windows does not change the shards of a full 1,024.
+    Appending windows does not change the shards of complete groups of 1,024.
     """
     found = []
     for start in range(0, len(windows), SHARD * _MIXED):
@@ -51,7 +51,7 @@ def shards(windows: Sequence[Window]) -> list[list[Window]]:
 
 
 class Features:
-    """Computes and caches the target's hidden states over windows: outputs of ``layers`` and input of the LM head."""
+    """Computes and caches, in ``folder``, the target's states over windows: outputs of ``layers``, LM head inputs."""
 
     def __init__(self, loaded: LoadedModel, layers: Sequence[int], folder: Path) -> None:
         self._loaded, self._layers, self._folder = loaded, tuple(layers), folder
@@ -61,10 +61,10 @@ class Features:
         return self._file(name, windows).exists()
 
     def load_or_compute(self, name: str, windows: Sequence[Window]) -> list[Kept]:
-        """Return the target's hidden states over ``windows``, in order, from disk, or computed and stored there.
+        """Return the target's hidden states over ``windows``, in order; compute and store them if not on disk.
 
-        If the disk lacks room, they are not stored. The file's name has ``name``, the number of windows and their total
-        length.
+        States that would take more than half of the free disk space are not stored. The name of the file has ``name``,
+        the number of windows and the windows' total length.
         """
         file = self._file(name, windows)
         kept: dict[str, Tensor] | None = None
@@ -81,7 +81,7 @@ class Features:
         ]
 
     def _keep(self, read: dict[str, Tensor], name: str, file: Path) -> None:
-        """Replace older files of ``name`` by ``file``, if the disk has room."""
+        """Delete older files of ``name``, and write ``file`` if it takes less than half of the free disk space."""
         self._folder.mkdir(parents=True, exist_ok=True)
         for older in self._folder.glob(f"{name}-*"):
             older.unlink()
@@ -93,7 +93,7 @@ class Features:
         return self._folder / f"{name}-{len(windows)}-{length}.safetensors"
 
     def _read(self, windows: Sequence[Window]) -> dict[str, Tensor]:
-        """Compute the tokens and states of ``windows``, concatenated in their order."""
+        """Return "tokens", "states" and "last" as in ``Kept``, concatenated over ``windows`` in order."""
         order = sorted(range(len(windows)), key=lambda number: len(windows[number].tokens))
         read: dict[int, tuple[Tensor, Tensor]] = {}
         with own_attention(self._loaded.model):
@@ -124,7 +124,7 @@ class Features:
             device = self._loaded.device
             output = model.base_model(tokens.to(device), attention_mask=mask.to(device), use_cache=False)
         last = output.last_hidden_state.bfloat16().cpu()
-        none = last.new_zeros(*last.shape[:2], 0)  # for drafters that read no layer's output
+        none = last.new_zeros(*last.shape[:2], 0)  # for drafters that read no layer's output: [B, T, 0]
         states = torch.cat([none, *(captured[layer].bfloat16().cpu() for layer in self._layers)], dim=-1)
         return [
             (states[row, window.start : len(window.tokens)], last[row, window.start : len(window.tokens)])
@@ -143,7 +143,7 @@ def stack_windows(items: Sequence[Kept], *, learns_prompts: bool = False) -> Bat
     """Stack windows into one batch, padded on the right to the longest.
 
     Args:
-        learns_prompts: train also on the stored prompt tokens, from the third on; False: on answers alone.
+        learns_prompts: train on the stored prompt tokens too, from the third on; False: train on answers alone.
     """
     longest = max(len(item.tokens) for item in items)
 

@@ -18,7 +18,7 @@ _TOGETHER = 32  # rows at a time: their distributions fit a core's cache
 
 
 class Teacher:
-    """The target's LM head, restricted to the draft vocabulary: gives training targets."""
+    """The target's LM head, restricted to the draft vocabulary, which gives the training targets."""
 
     def __init__(self, head: TargetHead, vocabulary: Tensor, vocab_size: int) -> None:
         self._head = head  # rows of the draft vocabulary only
@@ -31,7 +31,7 @@ class Teacher:
         """Return the LM head of ``loaded`` restricted to the draft vocabulary ``vocabulary``, [Vd] token ids.
 
         Raises:
-            YggdrasilError: the weight of the LM head is not [V, H].
+            YggdrasilError: the LM head has no weight of shape [V, H].
         """
         return cls(target_head(loaded).restricted_to(vocabulary), vocabulary, loaded.vocab_size)
 
@@ -41,7 +41,7 @@ class Teacher:
         return self._head.logits(batch.last[windows, positions]).softmax(-1)
 
     def choices(self, batch: Batch) -> Tensor:
-        """Return the index of each trained token in the draft vocabulary, [A] int64; -1 if it is not in it."""
+        """Return the index of each trained token in the draft vocabulary, [A] int64, or -1 outside it."""
         windows, positions = batch.places
         return self._drafted[batch.tokens[windows, positions + 1]]
 
@@ -49,7 +49,8 @@ class Teacher:
 class _CrossEntropy(torch.autograd.Function):
     """Sum over rows of ``weights`` [A] times the cross entropy of ``logits`` [A, Vd] to ``laws`` [A, Vd].
 
-    The forward pass also computes the gradient, a few rows at a time, so no other tensor of that size is needed.
+    The forward pass also computes the gradient, a few rows at a time, so that the gradient is the only new
+    tensor of the size of ``logits``.
     """
 
     @staticmethod
@@ -72,7 +73,8 @@ class _CrossEntropy(torch.autograd.Function):
 def loss_of(steps: Iterable[StepOutput], teacher: Teacher, batch: Batch) -> Tensor:
     """Return the weighted mean cross entropy to the target's distribution over all draft steps, a scalar.
 
-    Only tokens of the draft vocabulary count; the loss is 0 without any. A step weighs 0.8 of the one before.
+    Only trained tokens of the draft vocabulary count; the loss is 0 without any. Each draft step has 0.8 times the
+    weight of the step before.
     """
     with torch.no_grad():
         laws, drafted = teacher.probabilities(batch), teacher.choices(batch) >= 0
@@ -89,9 +91,9 @@ def loss_of(steps: Iterable[StepOutput], teacher: Teacher, batch: Batch) -> Tens
 
 @torch.no_grad()
 def count_hits(steps: Iterable[StepOutput], teacher: Teacher, batch: Batch, best: int = 4) -> Tensor:
-    """Count agreement with the target per draft step, [steps, 3] float32, over the trained tokens that a step reaches.
+    """Count agreement with the text per draft step, [steps, 3] float32, over the trained tokens that a step reaches.
 
-    Columns: argmax tokens equal to the text's, text tokens in the top ``best``, all tokens.
+    The columns count argmax tokens that equal the text's token, text tokens in the top ``best``, and all tokens.
     """
     choices = teacher.choices(batch)
     rows = []

@@ -14,7 +14,7 @@ from yggdrasil.training.state import Look
 CARD = "README.md"
 Recipe = EagleRecipe | DFlashRecipe
 
-_MARK = "A drafter for"  # the text by which our model cards are recognised
+_MARK = "A drafter for"  # text that marks a model card as ours
 
 
 def publish(recipe: Recipe, model: nn.Module, facts: Mapping[str, str], look: Look | None, out: Path) -> None:
@@ -24,7 +24,7 @@ def publish(recipe: Recipe, model: nn.Module, facts: Mapping[str, str], look: Lo
 
     Args:
         facts: rows of the model card, by name; the row "target" is required.
-        look: the last evaluation; None: the card has none.
+        look: the last evaluation; None: the card shows no evaluation.
 
     Raises:
         ArtifactError: ``out`` is a file or cannot be written.
@@ -40,7 +40,7 @@ def is_free(folder: Path) -> bool:
 
 
 def is_ours(folder: Path) -> bool:
-    """Return whether ``folder`` holds a drafter that ``yggdrasil train`` wrote, by its model card."""
+    """Return whether ``folder`` holds a drafter that ``yggdrasil train`` wrote, judged by its model card."""
     card = folder / CARD
     return card.is_file() and _MARK in card.read_text(encoding="utf-8", errors="replace")
 

@@ -28,22 +28,22 @@ from yggdrasil.training.state import KeptTraining, Look, Progress, Training
 from yggdrasil.training.unroll import Batch
 from yggdrasil.training.windows import Split, Window
 
-_WARM_UP = 50  # steps
+_WARM_UP = 50  # steps in which the learning rate rises linearly
 _COOLING = 0.3  # last share of a run, in which the learning rate falls linearly to 0
-_CLIP = 0.5
+_CLIP = 0.5  # most gradient norm
 _BATCH = 2  # windows per step: with 8, training learned half as much in the same time
 _MOST_LOGITS = 400_000  # maximum of batch size x draft vocabulary
 _AGAIN = 1  # stored shards trained on again after each shard that the target reads for the first time
-_MOST_HELD_OUT = 64  # windows of an evaluation
+_MOST_HELD_OUT = 64  # most windows of an evaluation
 _LOOKS = 20  # evaluations per run, at most one per minute
-_APART = 15  # times its own duration that passes between two evaluations, so that they take little of the run
+_APART = 15  # least time between two evaluations, in durations of an evaluation
 _PATIENCE = 12  # evaluations without improvement after which training ends
-_LEAST_GAIN = 0.002  # expected tokens per pass: less is no improvement
+_LEAST_GAIN = 0.002  # a smaller gain in expected tokens per pass is no improvement
 _FULL, _DRAFTER = 2.0, 0.625  # bytes per weight: in bfloat16, and of a drafter on a CPU
 
 
 class TrainingRun:
-    """One run of a training, which may continue an earlier run's state (``kept``)."""
+    """One run of a training, which continues the earlier run of state ``kept``, or begins anew if ``kept`` is None."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class TrainingRun:
         self._first_look = len(self._progress.looks)  # of this run
 
     def _weights_share(self, loaded: LoadedModel, source: Source) -> float:
-        """Return the bytes of weights that a drafter pass reads, divided by those of a target pass."""
+        """Return the bytes of weights that a drafter pass reads, divided by the bytes that a target pass reads."""
         target = sum(parameter.numel() for parameter in loaded.model.parameters())
         drafter = sum(parameter.numel() for parameter in self._training.head.parameters())
         if self._settings.device != "cpu":
@@ -118,10 +118,10 @@ class TrainingRun:
     def train_until(self, deadline: float) -> None:
         """Train until ``deadline`` (seconds of ``time.monotonic``) or until nothing improves.
 
-        The drafter of the last evaluation is published.
+        Every evaluation, of which the last one ends the run, publishes the drafter.
 
         Raises:
-            KeyboardInterrupt: the run was interrupted; its state is saved first.
+            KeyboardInterrupt: the run was interrupted. The state is saved first, and the drafter is not published.
         """
         self._held_out = self._features.load_or_compute("held-out", self._parts.held_out[:_MOST_HELD_OUT])
         if self._estimate is None:
@@ -144,7 +144,7 @@ class TrainingRun:
             raise
 
     def _batches(self) -> Iterator[Batch]:
-        """Yield batches without end, from where the last run stopped."""
+        """Yield batches without end, from the shard at which the earlier run stopped."""
         lots = shards(self._parts.trained)
         while True:
             order = list(range(len(lots)))
@@ -183,12 +183,12 @@ class TrainingRun:
 
     @property
     def _left(self) -> float:
-        """Share of this run's time that is left, 1 to 0."""
+        """Remaining share of this run's time, 1 to 0."""
         whole = self._deadline - self._began
         return max(self._deadline - monotonic(), 0.0) / whole if whole > 0 else 0.0
 
     def _is_over(self) -> bool:
-        """Return whether the time is up. Evaluates when due, and begins the final cooling once nothing improves."""
+        """Return whether the time is up, after an evaluation if due; start the final cooling if nothing improves."""
         now, left = monotonic(), self._left
         self._report(1.0 - left)
         if not left:
@@ -200,7 +200,7 @@ class TrainingRun:
         return False
 
     def _look(self) -> None:
-        """Evaluate on held-out text, save the training state and publish the drafter."""
+        """Evaluate on held-out text, save the training's state, publish the drafter, and print the results."""
         began, result, progress = monotonic(), self._training.result(), self._progress
         held_out = (batch.to(self._device) for batch in _batches_of(self._held_out, self._batch_size, 0))
         with torch.autocast(self._device.type, torch.bfloat16):
@@ -232,8 +232,8 @@ def _name(number: int) -> str:
 def _batches_of(kept: Sequence[Kept], size: int, seed: int, *, learns_prompts: bool = False) -> list[Batch]:
     """Return batches of ``size`` windows of similar length, shuffled by ``seed``.
 
-    ``learns_prompts``: also train on prompt tokens. They are as informative as answers, more diverse, and their states
-    are stored anyway.
+    With ``learns_prompts``, prompt tokens are trained on too. Prompts are as informative as answers, more diverse, and
+    their states are stored anyway.
     """
     ordered = sorted(kept, key=lambda item: len(item.tokens))
     lots = [ordered[start : start + size] for start in range(0, len(ordered), size)]
@@ -242,7 +242,7 @@ def _batches_of(kept: Sequence[Kept], size: int, seed: int, *, learns_prompts: b
 
 
 def _has_settled(looks: Sequence[Look]) -> bool:
-    """Return whether the best of the last ``_PATIENCE`` evaluations hardly improves on those before."""
+    """Return whether the last ``_PATIENCE`` evaluations improve by less than ``_LEAST_GAIN`` on the best before."""
     if len(looks) <= _PATIENCE:
         return False
     best_before = max(look.expected for look in looks[:-_PATIENCE])

@@ -1,6 +1,7 @@
 """Initial weights of an EAGLE-3 head: from the target's last layer, final norm and LM head, or from another head.
 
-The former recomputes the last layer from the highest state that the head reads, and ignores the next token at first.
+A head that starts from the target recomputes the target's last layer from the highest state that the head reads, and
+ignores the next token at first.
 """
 
 from collections.abc import Mapping
@@ -62,15 +63,15 @@ def _rope_for(target: Mapping[str, Any], head_size: int) -> dict[str, Any]:
 
 @torch.no_grad()
 def initial_head(loaded: LoadedModel, settings: HeadSettings, vocabulary: Tensor) -> EagleHead:
-    """Return an EAGLE-3 head in float32, its weights copied from the target's last layer, final norm and LM head.
+    """Return an EAGLE-3 head in float32 with weights copied from the target's last layer, final norm and LM head.
 
-    Parts of another shape are initialised at random, always the same.
+    Parts of another shape get random weights, the same in every call. The call sets PyTorch's global seed to 0.
 
     Args:
         vocabulary: [Vd] int64 token ids that the head drafts.
 
     Raises:
-        YggdrasilError: the weight of the target's LM head is not [V, H].
+        YggdrasilError: the target's LM head has no weight of shape [V, H].
     """
     torch.manual_seed(0)
     head, model = EagleHead(settings), loaded.model
@@ -93,7 +94,7 @@ def load_start_head(folder: Path, loaded: LoadedModel) -> EagleHead:
     """Load the EAGLE-3 head in ``folder`` in float32, to start a training run for this target from it.
 
     Raises:
-        YggdrasilError: there is no EAGLE-3 head, or its settings differ from those of a head for the target.
+        YggdrasilError: ``folder`` has no EAGLE-3 head, or the head's settings are not those of ``settings_for``.
     """
     if kind_of(folder) != "eagle3":
         raise YggdrasilError(f"--start {shown(folder)} is no folder of an EAGLE-3 head; leave --start out, or name one")
@@ -119,11 +120,11 @@ def _unlike(found: HeadSettings, wanted: HeadSettings) -> list[str]:
 
 
 def copy_layer(middle: Any, layer: Any, hidden: int, norms: Mapping[str, str]) -> None:
-    """Copy the weights of the target's decoder layer ``layer`` to ``middle``, a head's layer, where they fit.
+    """Copy the weights of the target's decoder layer ``layer`` to the head's layer ``middle``, where shapes fit.
 
     Args:
         hidden: the target's hidden size.
-        norms: the head's names of norms -> the target's.
+        norms: name of a norm in the head's layer -> its name in the target's layer.
     """
     for ours, theirs in norms.items():
         copy_norm(getattr(middle, ours), getattr(layer, theirs, None), hidden)
@@ -140,9 +141,9 @@ def copy_layer(middle: Any, layer: Any, hidden: int, norms: Mapping[str, str]) -
 
 
 def copy_norm(ours: Norm, theirs: nn.Module | None, size: int) -> None:
-    """Copy the factors of the target's norm ``theirs`` (None: nothing) to ``ours``, whatever its parametrisation.
+    """Copy the factors of the target's RMS norm ``theirs`` to ``ours``; do nothing if ``theirs`` is None.
 
-    They are read off as its output for a vector of ``size`` ones.
+    The factors are the output of ``theirs`` for a vector of ``size`` ones, also if its weights are the factors minus 1.
     """
     if theirs is not None:
         weight = getattr(theirs, "weight", torch.ones(1))

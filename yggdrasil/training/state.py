@@ -1,4 +1,4 @@
-"""The state of a training, saved after every evaluation so that it can resume."""
+"""The state of a training, saved after every evaluation so that the training can resume."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from yggdrasil.calibration.work_folder import read_or_drop
 from yggdrasil.errors import ArtifactError, YggdrasilError
 
 _FILE = "state.safetensors"
-_BEGUN = 0.5  # weight of the initial head in the saved one: the mean is more accurate than either (on new text most)
+_BEGUN = 0.5  # weight of the initial head in the result, which is more accurate than either head, most on new text
 _MOST_AVERAGED = 0.9985  # decay of the weights' moving average, reached after thousands of steps
 
 
@@ -25,8 +25,8 @@ _MOST_AVERAGED = 0.9985  # decay of the weights' moving average, reached after t
 class Look:
     """The result of one evaluation on held-out text."""
 
-    seconds: float  # of training so far
-    tokens: int  # trained on so far, repeats included
+    seconds: float  # seconds of training so far
+    tokens: int  # trained tokens so far, repeats included
     loss: float  # moving average of the training loss
     agreement: list[float]  # share of argmax tokens equal to the target's, by draft step
     best_four: list[float]  # share of target tokens in the top 4, by draft step
@@ -46,19 +46,19 @@ class Progress:
     """Counters and evaluations of a training over all its runs."""
 
     identity: str  # the target's fingerprint
-    kind: str = "eagle3"  # of the head
-    steps: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    passes: int = 0  # epochs that are done
-    place: int = 0  # shards of this epoch that are done
+    kind: str = "eagle3"  # kind of the head
+    steps: int = 0  # training steps
+    tokens: int = 0  # trained tokens, repeats included
+    seconds: float = 0.0  # seconds of training
+    passes: int = 0  # completed epochs
+    place: int = 0  # completed shards of the present epoch
     began_as: str = ""  # name of the initial head (--start)
-    began_with: str = ""  # its fingerprint
+    began_with: str = ""  # fingerprint of the initial head
     looks: list[Look] = field(default_factory=list)
 
 
 class Training:
-    """A drafter in training, its running average and its optimizer."""
+    """A drafter in training, the moving average of its weights, and its optimizer."""
 
     def __init__(self, head: nn.Module, average: nn.Module, rate: float) -> None:
         self.head, self.average = head, average
@@ -66,7 +66,7 @@ class Training:
         self.begun: dict[str, Tensor] = {}  # parameters of the initial drafter (--start), if any
 
     def start_from(self, other: nn.Module) -> None:
-        """Start from the weights of ``other``, a drafter of the same shape, which ``result`` then averages in."""
+        """Start from the weights of ``other``, a drafter of the same shape; ``result`` averages them in."""
         for module in (self.head, self.average):
             module.load_state_dict(other.state_dict())
         self.begun = {name: parameter.detach().clone() for name, parameter in self.head.named_parameters()}
@@ -75,8 +75,8 @@ class Training:
     def result(self) -> nn.Module:
         """Return the drafter to publish: the moving average of the weights.
 
-        If training started from another drafter, return its mean with that drafter's weights, which keeps more of what
-        these had learned from other text (arXiv 2109.01903).
+        If training started from another drafter (``start_from``), the result is the mean of the moving average and that
+        drafter's weights. The mean keeps more of what the drafter had learned from other text (arXiv 2109.01903).
         """
         if not self.begun:
             return self.average
@@ -94,7 +94,7 @@ class Training:
     def save(self, work: Path, progress: Progress) -> None:
         """Write weights, optimiser and ``progress`` to the folder ``work``, replacing an earlier state.
 
-        Training can resume from it.
+        ``KeptTraining.read`` and ``load`` restore the state.
 
         Raises:
             ArtifactError: a file cannot be written.
@@ -112,10 +112,10 @@ class Training:
 
     @torch.no_grad()
     def load(self, kept: "KeptTraining") -> None:
-        """Restore weights and optimiser from the state of an earlier run.
+        """Restore weights and optimiser from the state of an earlier run; ``kept.progress`` is not used.
 
         Raises:
-            YggdrasilError: the state is of a drafter of another shape.
+            YggdrasilError: the state lacks a weight or is of a drafter of another shape.
         """
         self._check(kept)
         tensors = kept.tensors
@@ -130,7 +130,7 @@ class Training:
                 self.optimizer.state[parameter] = {"step": step, "exp_avg": mean, "exp_avg_sq": squares}
 
     def _check(self, kept: "KeptTraining") -> None:
-        """Raise YggdrasilError if a needed tensor is missing or one has another shape."""
+        """Raise YggdrasilError if a needed tensor is missing or a tensor has another shape."""
         parameters = dict(self.head.named_parameters())
         needed = _shapes("head", _own(self.head)) | _shapes("average", _own(self.average))
         if any(name.startswith("begun.") for name in kept.tensors):
@@ -149,14 +149,14 @@ def _shapes(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]
 
 
 def _own(module: nn.Module) -> dict[str, Tensor]:
-    """Return the module's tensors by name, tied ones once, under their first name."""
+    """Return the module's tensors by name; tied tensors appear once, under their first name."""
     once = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
     return {name: tensor for name, tensor in module.state_dict().items() if name in once}
 
 
 @dataclass(frozen=True)
 class KeptTraining:
-    """The state that an earlier run wrote."""
+    """The state of a training that an earlier run wrote."""
 
     file: Path
     progress: Progress
@@ -164,11 +164,13 @@ class KeptTraining:
 
     @classmethod
     def read(cls, work: Path, identity: str, tell: Callable[[str], None]) -> "KeptTraining | None":
-        """Load the state of the training in the folder ``work``; None if there is none, or a damaged one.
+        """Load the training's state from the folder ``work``, or return None if it is missing or damaged.
+
+        A damaged file is deleted.
 
         Args:
             identity: fingerprint of the target.
-            tell: gets a sentence about a damaged state.
+            tell: function that gets a sentence about a damaged state.
 
         Raises:
             YggdrasilError: the state is of another target, cannot be read, or was written by another version.
@@ -191,7 +193,7 @@ class KeptTraining:
 
         Raises:
             ValueError, SafetensorError, OSError: the file is damaged.
-            YggdrasilError: it is intact but of an unknown version; such a file is not dropped.
+            YggdrasilError: the file is intact but of an unknown version; the caller does not delete such a file.
         """
         with safe_open(file, "pt") as opened:
             metadata = opened.metadata() or {}
@@ -205,7 +207,7 @@ class KeptTraining:
             raise _of_another_version(file, str(error).removeprefix(f"{shown(file)}: ")) from error
 
     def vocabulary(self, size: int) -> Tensor:
-        """Return the token ids that the head drafts, [Vd] int64; all ``size`` of them without a draft vocabulary."""
+        """Return the token ids that the head drafts, [Vd] int64; 0 to ``size - 1`` without a draft vocabulary."""
         table = self.tensors.get("head.d2t")
         return torch.arange(size) if table is None else table + torch.arange(len(table))
 
@@ -213,8 +215,8 @@ class KeptTraining:
 def held_out_agreement(work: Path, identity: str) -> tuple[float, ...]:
     """Return the last held-out agreement, by draft step, of the training whose state is in the folder ``work``.
 
-    Empty if there is no state, or it is damaged, of another version or of another target than that of the fingerprint
-    ``identity``. The weights are not read.
+    The result is empty if there is no state, or the state is damaged, of another version, or of a target with another
+    fingerprint than ``identity``. The weights are not read.
     """
     try:
         with safe_open(work / _FILE, "pt") as opened:

@@ -10,7 +10,7 @@ from yggdrasil.errors import YggdrasilError
 from yggdrasil.runtime.attention import own_attention
 from yggdrasil.runtime.loaded import LoadedModel
 
-_SMALL, _LARGE = 2.0**-7, 2.0**20  # probe values of the LM head's output that reveal scale and soft cap
+_SMALL, _LARGE = 2.0**-7, 2.0**20  # probe outputs of the LM head, which show scale and soft cap
 
 
 class TargetHead(NamedTuple):
@@ -18,7 +18,7 @@ class TargetHead(NamedTuple):
 
     rows: Tensor  # [V, H]
     bias: Tensor | None = None  # [V]
-    bound: float = inf  # soft cap: logits become bound * tanh(logits / bound); inf: none
+    bound: float = inf  # soft cap: logits become bound * tanh(logits / bound); inf: no soft cap
 
     def restricted_to(self, tokens: Tensor) -> Self:
         """Return a copy of the LM head with the rows of ``tokens`` ([Vd] int64 token ids) only, in float32."""
@@ -26,7 +26,7 @@ class TargetHead(NamedTuple):
         return type(self)(self.rows[tokens].float(), bias, self.bound)
 
     def logits(self, states: Tensor) -> Tensor:
-        """Return the logits of hidden states ``states`` [..., H], [..., V] float32."""
+        """Return the logits [..., V], float32, of the hidden states ``states`` [..., H]."""
         logits = (states @ self.rows.T).float()
         if self.bias is not None:
             logits = logits + self.bias
@@ -37,7 +37,7 @@ def target_head(loaded: LoadedModel) -> TargetHead:
     """Return the target's LM head, with the scale and soft cap that its family applies to logits.
 
     Raises:
-        YggdrasilError: its weight is not [V, H].
+        YggdrasilError: the LM head has no weight of shape [V, H].
     """
     head: Any = loaded.model.get_output_embeddings()
     rows, bias = _table(head, loaded), getattr(head, "bias", None)
@@ -51,7 +51,7 @@ def target_embedding(loaded: LoadedModel) -> Tensor:
     """Return the target's token embedding, [V, H], which shares the target's memory.
 
     Raises:
-        YggdrasilError: its weight is not [V, H].
+        YggdrasilError: the embedding has no weight of shape [V, H].
     """
     return _table(loaded.model.get_input_embeddings(), loaded)
 
@@ -67,7 +67,7 @@ def _table(module: Any, loaded: LoadedModel) -> Tensor:
 def _scale_and_bound(loaded: LoadedModel, head: nn.Module) -> tuple[float, float]:
     """Return the factor and soft cap that the model applies to the LM head's output (Granite, Cohere; Gemma 2).
 
-    Both are measured by replacing that output with probe values.
+    Both are measured: probe values replace the LM head's output.
     """
     model: Any = loaded.model
     sums = torch.tensor([[[_SMALL, _LARGE]]], device=loaded.device)

@@ -22,11 +22,11 @@ _NEEDED = "give an object with prompt and answer, or with messages that end with
 
 
 def read_texts(files: Sequence[Path], tokenizer: Tokenizer) -> list[Document]:
-    """Return the documents of ``files``, in their order.
+    """Return the documents of ``files``, in order.
 
     A line of a ``.jsonl`` file is a JSON object with the strings ``prompt`` and ``answer``, or with ``messages``, of
-    which the last is the assistant's answer. Any other file is plain text in UTF-8, which is cut into documents of at
-    most ``CONTEXT + ANSWER`` tokens.
+    which the last one is the assistant's answer. Any other file is plain text in UTF-8, which is cut into documents of
+    at most ``CONTEXT + ANSWER`` tokens.
 
     Raises:
         YggdrasilError: a file cannot be read or has no text, or a line is not such an object.
@@ -45,7 +45,7 @@ def read_texts(files: Sequence[Path], tokenizer: Tokenizer) -> list[Document]:
 
 
 def read_shipped_answers(tokenizer: Tokenizer) -> list[Document]:
-    """Return the answers of a chat model that the package includes, one after another, as documents of plain text."""
+    """Return the chat model's answers that the package includes, concatenated and cut into documents."""
     return list(_pieces("\n\n".join(json.loads(lzma.decompress(ANSWERS.read_bytes()))), tokenizer))
 
 
@@ -59,7 +59,7 @@ def _conversations(file: Path, text: str, tokenizer: Tokenizer) -> Iterator[Docu
 
 
 def _conversation(record: Any, tokenizer: Tokenizer) -> Document:
-    """Return the document of a parsed line. Its prompt ends where the template begins the assistant's answer."""
+    """Return the document of a parsed line. Of a chat, the prompt ends where the template begins the answer."""
     record = record if isinstance(record, dict) else {}
     if "messages" in record:
         *before, last = as_messages(record["messages"])
@@ -78,7 +78,7 @@ def _conversation(record: Any, tokenizer: Tokenizer) -> Document:
 def _pieces(text: str, tokenizer: Tokenizer) -> Iterator[Document]:
     """Cut plain text into documents of ``CONTEXT`` prompt and ``ANSWER`` answer tokens.
 
-    In a shorter last one, the prompt is at most half; a single token is dropped.
+    In a shorter last document, the prompt is at most half of the tokens. A last document of one token is dropped.
     """
     tokens = tokenizer.encode(text, add_special_tokens=False)
     length = CONTEXT + ANSWER

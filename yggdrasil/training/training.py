@@ -25,19 +25,19 @@ from yggdrasil.training.state import KeptTraining
 from yggdrasil.training.texts import read_shipped_answers, read_texts
 from yggdrasil.training.windows import Split, split
 
-_LEAST_DOCUMENTS = 8
-_TEXT_SHARE = 1 / 3  # of the whole training's time, for generating text
-_MOST_TEXT = 2 / 3  # of one run's time, so that some is left to train
+_LEAST_DOCUMENTS = 8  # least number of texts
+_TEXT_SHARE = 1 / 3  # share of the time of all runs for generating text
+_MOST_TEXT = 2 / 3  # most share of one run's time for generating text
 
 
 def train(settings: TrainSettings, teller: Teller) -> Path:
-    """Train a head until the time is up or nothing improves, and return the head's folder.
+    """Train a head until the time is up or nothing improves, and return the head's folder ``settings.out``.
 
-    If ``settings.work`` has the state of an earlier run, training resumes from it.
+    If ``settings.work`` has the state of an earlier run, training resumes from that state.
 
     Raises:
-        YggdrasilError: the target is unsupported, prompts or texts cannot be read or are too few, or ``out`` has files
-            of another origin.
+        YggdrasilError: the target is unsupported, prompts or texts cannot be read or are too few, ``out`` has files of
+            another origin, the earlier state does not fit the settings, or another process trains into ``out``.
     """
     check_out(settings.out)
     if settings.kind != "eagle3" and settings.start is not None:
@@ -72,14 +72,14 @@ def train(settings: TrainSettings, teller: Teller) -> Path:
 
 
 def check_out(out: Path) -> None:
-    """Raise YggdrasilError if no drafter can be written to the folder ``out``, or it has files of another origin."""
+    """Raise YggdrasilError if the folder ``out`` cannot be written, or has other files than a trained drafter."""
     check_writable(out, is_folder=True)
     if not (is_free(out) or is_ours(out)):
         raise YggdrasilError(f"--out {shown(out)} holds other files than a drafter; name another folder")
 
 
 def _kept(settings: TrainSettings, source: Source, teller: Teller) -> KeptTraining | None:
-    """Load the state from which to resume. Raises YggdrasilError if ``out`` has a drafter of another training."""
+    """Load the state from which to resume, or return None. Raises YggdrasilError if it does not fit the settings."""
     kept = KeptTraining.read(settings.work, source.fingerprint(), teller.tell)
     if kept is None and not is_free(settings.out):
         raise YggdrasilError(
@@ -101,14 +101,14 @@ def _kept(settings: TrainSettings, source: Source, teller: Teller) -> KeptTraini
 
 
 def _prompts(settings: TrainSettings, tokenizer: Tokenizer) -> list[list[int]]:
-    """Return the token ids of all given prompts."""
+    """Return the token ids of all prompts in the files ``settings.prompts``."""
     is_chat = bool(getattr(tokenizer, "chat_template", None))
     found = [prompt for file in settings.prompts for prompt in read_prompts(file, chat=is_chat)]
     return encode_prompts(tokenizer, found)
 
 
 def _judges(tokenizer: Tokenizer) -> set[tuple[int, ...]]:
-    """Return the ends of calibration's default prompts. Training on their answers would inflate measured speed-ups."""
+    """Return the keys of calibration's default prompts. Training on their answers would inflate measured speed-ups."""
     file, is_chat = default_prompts(tokenizer)
     return {prompt_key(encode_prompt(tokenizer, prompt)) for prompt in read_prompts(file, chat=is_chat)}
 
@@ -121,10 +121,10 @@ def _own_text(
     settings: TrainSettings,
     teller: Teller,
 ) -> tuple[list[Document], float]:
-    """Generate more text of the target, if asked, and return all of its text with the seconds spent waiting for a lock.
+    """Return (all text of the target, seconds of waiting for a lock), after generating text if ``settings.generates``.
 
-    The text file is shared with calibrations of the target. The model is loaded with the weights that decoding uses,
-    and freed before it is loaded again with full weights for training.
+    The text file is shared with calibrations of the target. To generate, the model is loaded in the weight format
+    of decoding, and freed at the end; the caller loads the full weights for training.
     """
     weights, device = usual_weights(source, "bfloat16", settings.device), open_device(settings.device)
     if not settings.generates:
@@ -139,7 +139,7 @@ def _own_text(
 
 
 def _budget(settings: TrainSettings, spent: float, trained: float) -> TextBudget:
-    """Return how much text to generate, given earlier runs' seconds of generating and training."""
+    """Return how much text to generate; ``spent`` and ``trained`` are seconds of generating and training so far."""
     run = settings.minutes * 60
     most = spent + run * _MOST_TEXT
     if settings.tokens is not None:

@@ -1,7 +1,7 @@
-"""Training-time test (EAGLE-3): trains a head on its own outputs, as it is used while drafting.
+"""Training-time test (EAGLE-3): runs a head on its own outputs in training, as drafting does.
 
 Row t of step s reads token t + 1 + s and the output of row t in step s - 1 (the target's states in step 0), and
-predicts token t + 2 + s. It attends to rows 0 to t of step 0 and to row t of the steps between, as in drafting.
+predicts token t + 2 + s. The row attends to rows 0 to t of step 0 and to row t of steps 1 to s, as in drafting.
 
 Dims: B windows, T rows, S concatenated target states, H hidden size, A trained tokens.
 """
@@ -17,7 +17,7 @@ from yggdrasil.drafters.heads.eagle.eagle3 import EagleHead
 
 
 class Batch(NamedTuple):
-    """Windows of the training text with the target's states, padded on the right."""
+    """A batch of training windows with the target's states, padded on the right."""
 
     tokens: Tensor  # [B, T] int64
     states: Tensor  # [B, T, S], concatenated outputs of the layers that a head reads
@@ -30,7 +30,7 @@ class Batch(NamedTuple):
 
     @property
     def places(self) -> tuple[Tensor, Tensor]:
-        """Window index and position of the token before each trained token, [A] int64 each."""
+        """(Window indices, positions) of the tokens before the trained tokens, [A] int64 each."""
         windows, positions = self.learned.nonzero(as_tuple=True)
         return windows, positions
 
@@ -39,18 +39,18 @@ class StepOutput(NamedTuple):
     """The logits of one draft step, at the trained positions that the step reaches."""
 
     logits: Tensor  # [reached.sum(), draft vocabulary]
-    reached: Tensor  # [A] bool
+    reached: Tensor  # [A] bool: whether the step reaches a trained position
 
 
 class _Unrolled:
-    """Attention over the rows of step 0 and each row's own entries of later steps."""
+    """Attention of each row t over rows 0 to t of step 0 and over row t of the later steps."""
 
     def __init__(self) -> None:
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Append one draft step's keys and values; return the attention output, [B, T, heads, head size].
+        """Store one draft step's keys and values, and return the attention output [B, T, heads, head size].
 
         Args:
             query, key, value: [B, heads, T, head size]; keys and values may have fewer heads.

@@ -1,4 +1,4 @@
-"""Splits the target's text into training windows: an answer with the end of its prompt."""
+"""Makes training windows of the target's text, and splits them into windows to train on and to evaluate on."""
 
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -7,15 +7,15 @@ from typing import NamedTuple
 from yggdrasil.calibration.own_text import Document
 from yggdrasil.training.settings import CONTEXT
 
-_HELD_OUT = 32  # one document in so many is held out; later documents of other prompts do not change which
-_MOST_ALIKE = 4  # documents of one prompt go to the same side unless they are more than one in so many
+_HELD_OUT = 32  # one of 32 documents is held out; later documents of other prompts do not change the choice
+_MOST_ALIKE = 4  # documents of one prompt go to one side unless they are more than 1/4 of all
 
 
 class Window(NamedTuple):
-    """A document, of which the target's states are stored from token ``start`` on."""
+    """A document; the target's hidden states are stored for its tokens from index ``start`` on."""
 
-    tokens: list[int]  # prompt and answer
-    start: int
+    tokens: list[int]  # token ids of prompt and answer
+    start: int  # index of the first token whose hidden states are stored
     answer: int  # index of the answer's first token, relative to ``start``
 
     @property
@@ -36,28 +36,28 @@ class Window(NamedTuple):
 
 
 class Split(NamedTuple):
-    """Windows to train on and windows to evaluate on, both in the order in which they were generated."""
+    """Windows to train on and windows to evaluate on, both in the order of their documents."""
 
     trained: list[Window]
     held_out: list[Window]
 
 
 def window_of(document: Document) -> Window:
-    """Return the training window of a document: its answer and at most the last 192 tokens of its prompt."""
+    """Return a document's window, whose stored states cover the answer and the last 192 tokens of the prompt."""
     prompt, answer = document
     start = max(0, len(prompt) - CONTEXT)
     return Window([*prompt, *answer], start, len(prompt) - start)
 
 
 def split(documents: Sequence[Document], judges: Collection[tuple[int, ...]] = ()) -> Split:
-    """Split documents into training and held-out windows, one of 32 held out, the first of them included.
+    """Split documents into training windows and held-out windows; documents 0, 32, 64 and so on are held out.
 
-    Equal prompts go to the same side, because their answers are alike. A prompt of more than a quarter of the
-    documents, such as an instruction that all texts share, does not: only its equal answers do. Documents with an
-    answer of less than two tokens are left out.
+    Documents with equal prompts go to the same side, because their answers are alike. If more than a quarter of the
+    documents has one prompt, such as a shared instruction, only those with equal answers too go to the same side.
+    Documents with an answer of less than two tokens are left out.
 
     Args:
-        judges: keys of prompts (``prompt_key``) on which drafters are evaluated, whose documents are left out.
+        judges: keys (``prompt_key``) of the prompts on which drafters are evaluated; their documents are left out.
     """
     found = Split([], [])
     used = [each for each in documents if len(each.answer) > 1 and each.prompt_key not in judges]

@@ -41,7 +41,7 @@ def quantise_by_ggml(weight: npt.NDArray[np.float32], form: Format) -> npt.NDArr
 
 
 def _library() -> Path | None:
-    """Return the path of the library, None if it is not installed."""
+    """Return the path of the ggml library, or None if it is not installed."""
     spec = find_spec("llama_cpp")
     if spec is None or spec.origin is None:
         return None
@@ -51,7 +51,7 @@ def _library() -> Path | None:
 
 @cache
 def _quantize_chunk() -> "ctypes._NamedFuncPointer":
-    """Load the library and return ``ggml_quantize_chunk``. Raises YggdrasilError if that fails."""
+    """Load the ggml library and return ``ggml_quantize_chunk``. Raises YggdrasilError if the library fails."""
     path = _library()
     if path is None:
         raise YggdrasilError("K formats need ggml, which is not installed: pip install llama-cpp-python")

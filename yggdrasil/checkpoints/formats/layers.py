@@ -14,7 +14,7 @@ from yggdrasil.checkpoints.formats.rows import PackedRows
 
 
 class QuantisedLinear(nn.Module):
-    """``nn.Linear`` with quantised weights; inference only."""
+    """``nn.Linear`` with quantised weights; inference only. ``dtype`` is the dtype that ``weight`` reports."""
 
     packed: Tensor
     bias: Tensor | None
@@ -32,7 +32,7 @@ class QuantisedLinear(nn.Module):
     def weight(self) -> Tensor:
         """Return an empty tensor with the inputs' dtype and the weights' device.
 
-        Some models read them to convert a layer's input.
+        Some models read dtype and device to convert a layer's input.
         """
         return self.packed.new_empty(0, dtype=self._dtype)
 
@@ -65,7 +65,7 @@ def register_biases(experts: nn.Module, biases: Sequence[Tensor]) -> None:
 
 
 def registered_biases(experts: nn.Module) -> list[Tensor]:
-    """Return the biases of an experts module: gate [E, I], up [E, I] and down [E, H], float32; or an empty list."""
+    """Return an experts module's float32 biases, gate [E, I], up [E, I] and down [E, H]; empty without biases."""
     return [getattr(experts, name) for name in _BIASES if hasattr(experts, name)]
 
 
@@ -73,7 +73,7 @@ class QuantisedExperts(nn.Module):
     """A mixture's experts with quantised weights, the counterpart of ``PackedExperts``; inference only."""
 
     PARTS = ("gate_proj", "up_proj", "down_proj")
-    gate_proj: Tensor  # unless experts have no gate
+    gate_proj: Tensor  # missing if the experts have no gate
     up_proj: Tensor
     down_proj: Tensor
 
@@ -85,7 +85,7 @@ class QuantisedExperts(nn.Module):
         biases: Sequence[Tensor] = (),
         clamp: Sequence[float] = (),
     ) -> None:
-        """Register ``weights`` (gate unless there is none, up, down) and their ``biases`` (three or none).
+        """Register ``weights`` (gate if the experts have one, up, down) and their ``biases`` (three or none).
 
         ``activation`` is 0 for SiLU, 1 for tanh-approximated GELU, 2 for squared ReLU without a gate. ``clamp`` is
         empty or (limit, alpha), see ``native.portable.clamped_gate``.
@@ -103,8 +103,8 @@ class QuantisedExperts(nn.Module):
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Return the weighted sums [W, H] of the outputs of each row's experts.
 
-        ``hidden_states`` are [W, H], ``top_k_index`` [W, K] int64 the expert ids, and ``top_k_weights`` [W, K] their
-        weights.
+        ``hidden_states`` are [W, H], ``top_k_index`` [W, K] int64 the expert ids, and ``top_k_weights`` [W, K] the
+        factors of the experts' outputs.
         """
         output: Tensor = torch.ops.yggdrasil.quantised_experts(
             hidden_states, top_k_index, top_k_weights, [getattr(self, part) for part in self.parts], self.formats,
@@ -114,7 +114,7 @@ class QuantisedExperts(nn.Module):
 
 
 class QuantisedEmbedding(nn.Module):
-    """``nn.Embedding`` with a quantised weight; a tied LM head shares ``packed``."""
+    """``nn.Embedding`` with a quantised weight, for outputs in ``dtype``; a tied LM head shares ``packed``."""
 
     packed: Tensor
 

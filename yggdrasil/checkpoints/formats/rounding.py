@@ -1,4 +1,4 @@
-"""Quantises the weights of a checkpoint when it is loaded. The output is that of the quantised model."""
+"""Quantises the weights of a checkpoint when it is loaded. The model then computes with the quantised weights."""
 
 import re
 from typing import TYPE_CHECKING
@@ -25,12 +25,13 @@ _DEAR = ("v_proj.", "down_proj.")  # layers whose quantisation harms the output 
 def rounding_to(weights: Weights, model: "PreTrainedModel") -> Quantise:
     """Return a function (parameter name, weight) that quantises weights of ``model`` to the format ``weights``.
 
-    The format is neither "full" nor "file". Embedding and LM head get Q8_0, with K formats Q6_K. The mixes ("..._m")
-    are llama.cpp's: sensitive projections get Q6_K in every third layer and in the first and last eighth.
+    The format is neither "full" nor "file". Embedding and LM head get Q8_0, or Q6_K if ``weights`` is a K format. The
+    formats that end in "_m" are llama.cpp's mixes: sensitive projections get Q6_K in every third layer and in the
+    first and last eighth of the layers.
 
-    A weight whose number of inputs is no multiple of 256 gets a format of blocks of 32 in place of a K format. The
-    function returns None, to keep a weight unquantised, where that number is no multiple of 32. A weight is that of a
-    linear layer, [N, K], or of a mixture's experts, [E, N, K].
+    A weight is a linear layer's, [N, K], or that of a mixture's experts, [E, N, K]. If K is no multiple of 256, a
+    format with blocks of 32 replaces a K format. If K is no multiple of 32, the function returns None, and the weight
+    stays unquantised. With a K format the function raises YggdrasilError if ggml is not installed.
     """
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
     tables = {id(end.weight) for end in ends if isinstance(end, nn.Embedding | nn.Linear)}
@@ -58,14 +59,14 @@ def rounding_to(weights: Weights, model: "PreTrainedModel") -> Quantise:
 
 
 def quantised_to_q4_1(name: str, weight: Tensor) -> QuantisedRows | None:
-    """Return a weight [N, K] quantised to Q4_1; None, to keep it, for experts or K not a multiple of 32."""
+    """Return a weight [N, K] quantised to Q4_1, or None if it is [E, N, K] or K is no multiple of 32."""
     if weight.dim() != 2 or weight.shape[1] % BLOCKS[Q.Q4_1][0]:
         return None
     return QuantisedRows(Q.Q4_1, torch.from_numpy(_quantise(weight.detach().float().numpy(), Q.Q4_1)))
 
 
 def _quantise(values: npt.NDArray[np.float32], form: Q) -> npt.NDArray[np.uint8]:
-    """Quantise ``values`` [N, K] with the ``gguf`` package; returns [N, bytes]."""
+    """Quantise ``values`` [N, K] with the ``gguf`` package, and return [N, bytes]."""
     from gguf import GGMLQuantizationType, quants  # imported late: only quantised weights need it
 
     return quants.quantize(values, GGMLQuantizationType(form))

@@ -13,7 +13,7 @@ from yggdrasil.native.portable_quantised import FORMATS
 
 
 class QuantisedRows(NamedTuple):
-    """A weight [N, K], or that of all experts [E, N, K], whose rows consist of GGUF blocks of ``format``."""
+    """A quantised weight [N, K], or [E, N, K] of all experts, whose rows consist of GGUF blocks of ``format``."""
 
     format: Format
     blocks: Tensor  # [..., N, bytes] uint8
@@ -25,7 +25,7 @@ class QuantisedRows(NamedTuple):
         return int(self.blocks.shape[-1]) // block_bytes * block_inputs
 
     def on_gpu(self, device: torch.device) -> "PackedRows":
-        """Copy the rows of blocks to the GPU ``device``, where kernels read them as they are.
+        """Copy the rows of blocks to the GPU ``device``, where kernels read the blocks unchanged.
 
         Raises:
             YggdrasilError: no kernel for GPUs reads the format.

@@ -1,6 +1,6 @@
 """Converts the weights of a GGUF file to a dequantised checkpoint in Hugging Face layout.
 
-This uses transformers' tables of tensor transformations, but not its loader, which parses the file four times and
+The module uses transformers' tables of tensor transformations, but not its loader, which parses the file four times and
 builds its table of names once per module: 30 s for 135M parameters, 5 s here.
 """
 
@@ -31,7 +31,7 @@ from yggdrasil.checkpoints.gguf.values import ROPE_FACTORS, other_shape, refuse_
 from yggdrasil.checkpoints.shards import ShardWriter
 
 _NUM_SHARDS, _LEAST_SHARD = 8, 64 * 2**20
-_LIKE_LLAMAS = ("smollm3", "granite", "granitehybrid")  # with query and key rows permuted as in Llama's files
+_LIKE_LLAMAS = ("smollm3", "granite", "granitehybrid")  # query and key rows are permuted as in Llama's files
 
 
 def write_weights(
@@ -39,14 +39,14 @@ def write_weights(
 ) -> None:
     """Write the weights of a GGUF file in ``dtype`` as safetensors to ``folder``, with Hugging Face's names and layout.
 
-    About an eighth of them is in memory at a time. No config.json is written.
+    About an eighth of the weights is in memory at a time. No config.json is written.
 
     Args:
         config: transformers' configuration of the model.
-        but: weights to leave out, by transformers' names.
+        but: transformers' names of weights to leave out.
 
     Raises:
-        YggdrasilError: the file lacks a weight of the model, has an unknown one, or one of another shape.
+        YggdrasilError: the file lacks a weight of the model, or has an unknown weight or a weight of another shape.
     """
     total = sum(int(np.prod(tensor.shape)) for tensor in header.tensors.values()) * dtype.itemsize
     writer = ShardWriter(folder, max(_LEAST_SHARD, total // _NUM_SHARDS))
@@ -59,7 +59,7 @@ def write_weights(
 def _weights(
     header: GgufHeader, config: PretrainedConfig, dtype: torch.dtype, but: Collection[str]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield (model's name, dequantised weight) in the order of the file, gate and up of experts separately."""
+    """Yield (model's name, dequantised weight) in the file's order; gate and up of experts are separate weights."""
     shapes = _expected_shapes(header, config)
     names = tensor_names(header, config, shapes)
     for tensor in sorted(header.tensors.values(), key=lambda each: each.start):
@@ -83,7 +83,7 @@ def _is_shaped(found: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
 
 
 def _expected_shapes(header: GgufHeader, config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the model's weights by name, as the file parts and joins them; tied weights once."""
+    """Return the weights' shapes in the model by name, for weights as the file splits and joins them."""
     shapes = {name: tuple(weight.shape) for name, weight in split_experts(empty_model(config)).items()}
     return shapes_in_file(header.architecture, shapes)
 
@@ -98,7 +98,7 @@ def empty_model(config: PretrainedConfig) -> PreTrainedModel:
 def row_order(header: GgufHeader, config: PretrainedConfig, tensor: GgufTensor) -> npt.NDArray[np.int64] | None:
     """Return the permutation [N] with ``model_rows = file_rows[permutation]`` of a GGUF tensor; None for the identity.
 
-    It turns the order of the rows in the file into that of the transformers model.
+    The permutation turns the order of the rows in the file into the order in the transformers model.
     """
     numbers = np.arange(tensor.shape[0])
     order: npt.NDArray[np.int64] = _as_in_model(header, config, tensor.name, numbers[:, None])[:, 0]
@@ -120,9 +120,10 @@ def _as_in_model(header: GgufHeader, config: PretrainedConfig, name: str, values
 def tensor_names(
     header: GgufHeader, config: PretrainedConfig, shapes: dict[str, tuple[int, ...]] | None = None
 ) -> dict[str, str]:
-    """Return the transformers weight name of every tensor of a GGUF file but those of drafting layers, by its name.
+    """Return a map from the name of each tensor of a GGUF file to the name of the transformers weight.
 
-    ``shapes`` are the model's weight shapes by name; None: they are derived from ``config``.
+    Tensors of drafting layers are left out. ``shapes`` are the model's weight shapes by name; with None they are
+    derived from ``config``.
 
     Raises:
         YggdrasilError: a weight has no tensor, or a tensor belongs to no weight.
@@ -149,6 +150,6 @@ def tensor_names(
 
 
 def _layer_of(name: str) -> int:
-    """Return the layer index of the file's tensor ``name``, -1 if none; drafting layers follow the model's own."""
+    """Return the layer index of the file's tensor ``name``, or -1; drafting layers follow the model's layers."""
     parts = name.split(".")
     return int(parts[1]) if parts[0] == "blk" and parts[1].isdecimal() else -1

@@ -1,4 +1,4 @@
-"""Converts a GGUF file's metadata to a transformers configuration; values missing in the file are llama.cpp's."""
+"""Converts a GGUF file's metadata to a transformers configuration, with llama.cpp's defaults for rotary parameters."""
 
 from collections.abc import Mapping
 from math import inf
@@ -16,18 +16,18 @@ from yggdrasil.checkpoints.gguf.recurrent import DELTA, NEMOTRON, recurrent_fact
 from yggdrasil.checkpoints.gguf.values import ROPE_FACTORS, values_of
 from yggdrasil.errors import YggdrasilError
 
-# transformers' model types of the supported architectures. Each is tested: a file written from a model must load as it.
+# Supported GGUF architecture -> transformers' model type. Tests check for each that a converted model loads unchanged.
 ARCHITECTURES = {
     "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "phi3": "phi3", "gemma2": "gemma2", "gemma3": "gemma3_text",
     "qwen3moe": "qwen3_moe", "smollm3": "smollm3", "granite": "granite", "olmo2": "olmo2", "ernie4_5": "ernie4_5",
     "gpt-oss": "gpt_oss", "lfm2": "lfm2", "qwen35": "qwen3_5_text",
     "qwen35moe": "qwen3_5_moe_text", "granitehybrid": "granitemoehybrid", "lfm2moe": "lfm2_moe",
     "falcon-h1": "falcon_h1", "gemma4": "gemma4_text", "nemotron_h": "nemotron_h", "nemotron_h_moe": "nemotron_h",
-    "qwen3next": "qwen3_5_moe_text",  # whose layers compute the same, from weights that are separate in the file too
+    "qwen3next": "qwen3_5_moe_text",  # its layers compute the same, and its file stores separate weights too
 }  # fmt: skip
 # Architectures whose configuration needs no defaults of transformers' class, unless they are mixtures.
 _COMPLETE = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "smollm3", "granite", "olmo2", "ernie4_5", "lfm2", "phi3")
-# transformers' names of metadata: integers, then floats.
+# GGUF metadata -> transformers' name; _COUNTS are integers, _NUMBERS floats.
 _COUNTS = {
     "context_length": "max_position_embeddings", "block_count": "num_hidden_layers",
     "feed_forward_length": "intermediate_size", "embedding_length": "hidden_size",
@@ -158,7 +158,7 @@ def _rope_scaling(header: GgufHeader) -> dict[str, Any]:
 
 
 def _yarn(header: GgufHeader, theta: float, factor: float) -> dict[str, Any]:
-    """Return YaRN's parameters. ``truncate`` is not in the metadata; only gpt-oss has it off."""
+    """Return YaRN's parameters. ``truncate``, which the metadata lack, is False only for gpt-oss."""
     found = {
         "rope_type": "yarn", "rope_theta": theta, "factor": factor, "truncate": header.architecture != "gpt-oss",
         "original_max_position_embeddings": int(_number(header, "rope.scaling.original_context_length", 0)),
@@ -185,7 +185,7 @@ def _head_width(header: GgufHeader) -> Any:
 
 
 def _number(header: GgufHeader, name: str, default: float) -> float:
-    """Return metadata ``name`` as float, ``default`` if missing. Raises YggdrasilError unless it is positive."""
+    """Return metadata ``name`` as float, ``default`` if missing. Raises YggdrasilError unless positive and finite."""
     value = header.fact(name, default)
     if isinstance(value, bool | str | list) or not 0.0 < value < inf:
         raise YggdrasilError(

@@ -70,16 +70,16 @@ def expert_facts(header: GgufHeader) -> dict[str, Any]:
 def names_in_file(weight: str) -> tuple[str, ...]:
     """Return the names under which a GGUF file stores the parts of the transformers weight ``weight``.
 
-    These are those of gate and up, in this order, for Granite's fused linear layer, otherwise the name itself.
+    For Granite's fused linear layer the result is (gate's name, up's name), otherwise ``weight`` alone.
     """
     whole, is_joined = weight.removesuffix(_JOINED), weight.endswith(_JOINED)
     return tuple(whole + part for part in _PARTS) if is_joined else (weight,)
 
 
 def name_in_model(part: str) -> str:
-    """Return the name of the transformers weight to which a GGUF file's part of the name ``part`` belongs.
+    """Return the name of the transformers weight to which the part named ``part`` in a GGUF file belongs.
 
-    It differs from ``part`` only for gate and up of Granite's fused linear layer.
+    The name differs from ``part`` only for gate and up of Granite's fused linear layer.
     """
     return next((part.removesuffix(each) + _JOINED for each in _PARTS if part.endswith(each)), part)
 
@@ -110,7 +110,7 @@ def split_experts(model: "PreTrainedModel") -> dict[str, Tensor]:
 def join_experts(weights: Iterable[tuple[str, Tensor]], model: "PreTrainedModel") -> Iterator[tuple[str, Tensor]]:
     """Yield the weights of a GGUF file, as (name, values), with gate and up of experts joined as ``model`` has them.
 
-    Other weights are yielded unchanged. The first of the two is held in memory until the other one arrives.
+    Other weights are yielded unchanged. The first of gate and up is held in memory until the second arrives.
     """
     forms = {name: form for name, module in model.named_modules() if (form := form_of(module)) is not None}
     joined = {name for name in own_weights(model) if name.endswith(_JOINED)}
@@ -149,6 +149,6 @@ def _is_joined(model: "PreTrainedModel") -> bool:
 
 
 def own_weights(model: "PreTrainedModel") -> dict[str, Tensor]:
-    """Return the parameters and stored buffers of a transformers model by name, tied ones once."""
+    """Return the parameters and stored buffers of a transformers model by name; tied parameters appear once."""
     tied = set(model.all_tied_weights_keys)
     return {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if name not in tied}

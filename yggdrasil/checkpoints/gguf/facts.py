@@ -26,11 +26,11 @@ _HARMONY_ENDS = frozenset(("<|return|>", "<|call|>"))  # if both exist, "<|end|>
 def write_config_and_tokenizer(header: GgufHeader, folder: Path) -> None:
     """Write a GGUF file's configuration and tokenizer to ``folder`` as the files that transformers reads.
 
-    These are config.json, generation_config.json and the tokenizer's files with the chat template, if there is one. The
-    folder must exist; files in it are overwritten.
+    The files are config.json, generation_config.json and the tokenizer's files, with the chat template if there is one.
+    The folder must exist; files in it are overwritten.
 
     Raises:
-        YggdrasilError: the architecture or its metadata is unsupported, or the file has no tokenizer.
+        YggdrasilError: the architecture or its metadata is unsupported, or the file has no readable tokenizer.
     """
     config = read_config(header)
     if is_complete(header, config):
@@ -72,7 +72,8 @@ def _write_json(file: Path, value: object) -> None:
 def _end_tokens(header: GgufHeader) -> list[int]:
     """Return the ids of the tokens that end an answer, from the metadata and by known texts in the vocabulary.
 
-    Without the latter, a code model may continue with another document after ``<|endoftext|>`` or ``<|file_sep|>``.
+    Without the tokens found by text, a code model may continue with another document after ``<|endoftext|>`` or
+    ``<|file_sep|>``.
     """
     named = (header.facts.get(f"tokenizer.ggml.{name}_token_id") for name in _END_TOKENS)
     ends = {int(token) for token in named if isinstance(token, int)}

@@ -6,7 +6,7 @@ from yggdrasil.artifacts.gguf import GgufHeader
 from yggdrasil.checkpoints.gguf.values import ROPE_FACTORS, unsupported_fact, values_of
 
 GEMMA4 = "gemma4"
-_SCALES = {"scale": "proj", "per_expert_scale": "experts.down_proj"}  # of a router, by what they scale
+_SCALES = {"scale": "proj", "per_expert_scale": "experts.down_proj"}  # a router's scale -> the weight that it scales
 
 
 def gemma4_facts(header: GgufHeader) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def _rotation(header: GgufHeader) -> dict[str, Any]:
 
 
 def _by_layer(header: GgufHeader, name: str, count: int) -> list[int]:
-    """Return metadata ``name`` of every layer, which the file may store once."""
+    """Return metadata ``name`` of each of ``count`` layers; a single stored value holds for all layers."""
     found = header.fact(name)
     found = found[:count] if isinstance(found, list) else [found] * count
     if len(found) != count or not all(isinstance(each, int) and each > 0 for each in found):
@@ -71,8 +71,8 @@ def _by_layer(header: GgufHeader, name: str, count: int) -> list[int]:
 def table_name_parts(stem: str, suffix: str) -> tuple[str, str]:
     """Return the parts of a Gemma 4 weight's name by which llama.cpp's table of tensor names (gguf-py) finds it.
 
-    ``stem`` and ``suffix`` are the name in transformers, split at its last dot. They are returned unchanged but for the
-    two scales of a mixture's router, where the table has the name of the weight that is scaled:
+    ``stem`` and ``suffix`` are the name in transformers, split at its last dot. Both are returned unchanged, except
+    for the two scales of a mixture's router: the table names them by the weight that they scale.
     (``X.router``, ``scale``) gives (``X.router.proj``, ``scale``), and (``X.router``, ``per_expert_scale``) gives
     (``X.experts.down_proj``, ``scale``).
     """

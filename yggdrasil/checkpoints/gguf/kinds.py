@@ -21,8 +21,8 @@ def refuse_other_kinds(header: GgufHeader) -> None:
     """Check that a GGUF file is a language model.
 
     Raises:
-        YggdrasilError: it is an adapter, a multimodal projector, an embedding or other model, an importance matrix, or
-            has no weights. The message says which.
+        YggdrasilError: the file is an adapter, a multimodal projector, an embedding or other model, an importance
+            matrix, or has no weights. The message says which.
     """
     file, kind, architecture = shown(header.path), str(header.facts.get("general.type", "model")), header.architecture
     if kind == "adapter" or any(name.endswith(".lora_a") for name in header.tensors):

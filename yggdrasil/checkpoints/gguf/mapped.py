@@ -1,6 +1,6 @@
 """Reads weights from a memory-mapped GGUF file, to pack them without a second copy in memory.
 
-Translates tensor names and row orders of llama.cpp's conversion, for decoders with standard layers.
+The module translates tensor names and row orders of llama.cpp's conversion, for decoders with standard layers.
 """
 
 import re
@@ -49,7 +49,7 @@ class MappedGguf:
     """The memory-mapped weights of a GGUF file, by their names in Hugging Face checkpoints."""
 
     def __init__(self, header: GgufHeader, shapes: Mapping[str, tuple[int, ...]], heads: tuple[int, int]) -> None:
-        """Map the file. ``shapes`` are the expected shapes by weight name, ``heads`` the query and key head counts.
+        """Map the file. ``shapes`` are expected shapes by weight name, ``heads`` the counts (query heads, key heads).
 
         Raises:
             YggdrasilError: if a tensor is missing, unknown or has another shape.
@@ -64,7 +64,7 @@ class MappedGguf:
     def packed(self, name: str) -> PackedRows | None:
         """Return the quantised weight ``name`` [N, K] in the layout of the CPU's kernels, in the model's row order.
 
-        None if it is not stored in a quantised format that the kernels read.
+        The result is None if the weight is not stored in a quantised format that the kernels read.
         """
         place = self._places[name]
         found = self._packer.packed(place)
@@ -76,14 +76,14 @@ class MappedGguf:
         return PackedRows(place.kind, outputs, inputs, packed.view(*shape))
 
     def stop_packing(self) -> None:
-        """End a thread that packs the weights in advance, because the loader needs them unpacked."""
+        """Let the thread that packs weights in advance end, because the loader needs them unpacked; do not wait."""
         self._packer.stop()
 
     def values(self, name: str, dtype: torch.dtype) -> Tensor:
         """Return a dequantised copy of the weight ``name`` in ``dtype``, in the model's row order.
 
         Raises:
-            YggdrasilError: its format is unsupported.
+            YggdrasilError: the weight's format is unsupported.
         """
         place = self._places[name]
         if place.kind in _DTYPES:
@@ -102,7 +102,7 @@ class MappedGguf:
         self._packer.release(place.start, place.num_bytes)
 
     def _bytes(self, place: GgufTensor) -> Tensor:
-        """Return the stored bytes, uint8 [num_bytes]: a copy if they are few, otherwise a view of the mapped file.
+        """Return the stored bytes, uint8 [num_bytes]: a copy of at most 1 MiB, otherwise a view of the mapped file.
 
         Reading a mapped page also maps its neighbours, so views of some hundred norms would keep tens of megabytes
         mapped.
@@ -116,7 +116,7 @@ class MappedGguf:
 
 
 def _places(header: GgufHeader, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, GgufTensor]:
-    """Return the file's tensor of every weight in ``shapes``, from which callers omit weights a file may lack.
+    """Return the file's tensor of every weight in ``shapes``. Callers omit weights that the file may lack.
 
     Raises:
         YggdrasilError: if a tensor is missing, unknown or has another shape.

@@ -15,14 +15,14 @@ from yggdrasil.artifacts.memory import new_region, use_huge_pages
 from yggdrasil.checkpoints.formats.kinds import BLOCKS, FORMATS
 from yggdrasil.library.packing import PANELS, Matrix, pack_blocks, pair_bytes
 
-INTERLEAVED_ROTARY = ("llama", "smollm3", "granite")  # query and key rows are stored for rotary pairs (2i, 2i + 1)
+INTERLEAVED_ROTARY = ("llama", "smollm3", "granite")  # query and key rows are in the order of rotary pairs (2i, 2i + 1)
 _PART_BYTES = 16 << 20  # bytes of the mapped file that are packed before their pages are dropped
 _AROUND = 64 << 10  # bytes that Linux maps at most before and after a page that is read
 _LINE = 64  # bytes; matrices are aligned to cache lines
 
 
 class Packed(NamedTuple):
-    """A packed matrix in memory: ``pairs`` pairs of panels of ``pair_bytes`` bytes each, from the byte ``begin`` on."""
+    """A packed matrix in ``region`` from byte ``begin`` on: ``pairs`` pairs of panels, ``pair_bytes`` bytes a pair."""
 
     region: mmap.mmap
     begin: int
@@ -33,12 +33,12 @@ class Packed(NamedTuple):
 class GgufPacker:
     """The quantised matrices of a mapped GGUF file, each packed once, in one region in the order of the file.
 
-    ``heads`` are the query and key head counts. The native library must be loaded.
+    ``heads`` are the counts (query heads, key heads). The native library must be loaded.
     """
 
     def __init__(self, header: GgufHeader, heads: tuple[int, int]) -> None:
         self._architecture, self._heads, self._is_stopped = header.architecture, heads, False
-        self._is_beside = False  # whether another thread uses a core: it imports, or packs as well
+        self._is_beside = False  # whether another thread uses a core, to import PyTorch or to pack
         self._cores = usable_cores()
         with header.path.open("rb") as file:
             # ACCESS_COPY: torch.frombuffer warns about read-only memory; nothing writes to it.
@@ -57,9 +57,9 @@ class GgufPacker:
         }
 
     def pack_all(self) -> None:
-        """Pack all quantised matrices of the file; for a thread beside the loader.
+        """Pack all quantised matrices of the file, or until ``stop`` is called; for a thread beside the loader.
 
-        The last comes first, since the loader asks for the first ones first.
+        The last matrix is packed first, since the loader requests the first matrices first.
         """
         self._is_beside = True
         for make in reversed(self._matrices.values()):
@@ -68,13 +68,13 @@ class GgufPacker:
         self._is_beside = False
 
     def stop(self) -> None:
-        """Let ``pack_all`` in another thread end after the matrix that it is packing; does not wait for it."""
+        """Let ``pack_all`` in another thread end after the matrix that it is packing, without waiting."""
         self._is_stopped = True
 
     def packed(self, place: GgufTensor) -> Packed | None:
         """Return the memory of the packed matrix ``place``, with rows in the model's order; None if not quantised.
 
-        It is packed first if it is not yet.
+        The matrix is packed first if that has not happened.
         """
         make = self._matrices.get(place.name)
         return None if make is None else make()
@@ -83,7 +83,7 @@ class GgufPacker:
         """Drop the memory pages of a part of the mapped file; a later access reads the file again.
 
         The part begins at the byte ``start`` and has ``num_bytes`` bytes. Pages around it, which the system mapped when
-        it was read, are dropped as well: around a few hundred matrices they add up to tens of megabytes.
+        the part was read, are dropped as well: around a few hundred matrices they add up to tens of megabytes.
         """
         begin = max(start - _AROUND, 0) // mmap.PAGESIZE * mmap.PAGESIZE
         end = min(start + num_bytes + _AROUND, len(self.data))
@@ -123,7 +123,7 @@ _begun: dict[Path, GgufPacker] = {}  # by the resolved path of the file; at most
 def begin_packing(header: GgufHeader, heads: tuple[int, int]) -> GgufPacker:
     """Return a packer of the file's quantised matrices, and store it for the next ``packer_of`` of the same file.
 
-    ``heads`` are the query and key head counts. The caller runs ``pack_all`` in a thread.
+    ``heads`` are the counts (query heads, key heads). The caller runs ``pack_all`` in a thread.
     """
     return _begun.setdefault(header.path.resolve(), GgufPacker(header, heads))
 
@@ -131,7 +131,7 @@ def begin_packing(header: GgufHeader, heads: tuple[int, int]) -> GgufPacker:
 def packer_of(header: GgufHeader, heads: tuple[int, int]) -> GgufPacker:
     """Return the packer of the file's quantised matrices that ``begin_packing`` has stored, or else a new one.
 
-    ``heads`` are the query and key head counts.
+    ``heads`` are the counts (query heads, key heads).
     """
     return _begun.pop(header.path.resolve(), None) or GgufPacker(header, heads)
 

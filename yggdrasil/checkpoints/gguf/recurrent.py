@@ -1,8 +1,8 @@
 """Recurrent layers in GGUF files: metadata, and weights that llama.cpp's converter transforms.
 
-For gated delta networks, the file interleaves value heads across key heads (0, 2, 4, .., 1, 3, ..), while the model
-stores the value heads of one key head contiguously. The file stores the decay, the model its logarithm; the same holds
-for Mamba-2.
+For gated delta networks, the file stores the first value head of every key head, then the second of every key head, and
+so on, while the model stores the value heads of one key head contiguously. For these networks and for Mamba-2, the file
+stores -exp(A_log), the model A_log.
 
 Dims: Hk key heads, Hv value heads, Dk and Dv their sizes.
 """
@@ -50,7 +50,7 @@ def recurrent_facts(header: GgufHeader) -> dict[str, Any]:
 
 
 def _key_heads(header: GgufHeader) -> list[int]:
-    """Return the key heads of every layer, 0 for recurrent ones."""
+    """Return the number of key heads of every layer, 0 for recurrent layers."""
     heads = header.fact("attention.head_count_kv")
     if not isinstance(heads, list) or len(heads) != header.fact("block_count") or not any(heads):
         raise _unsaid(header, "attention.head_count_kv", heads)
@@ -58,7 +58,7 @@ def _key_heads(header: GgufHeader) -> list[int]:
 
 
 def _sizes(header: GgufHeader, *more: str) -> dict[str, int]:
-    """Return the metadata of the states' sizes and ``more`` fields, all positive integers."""
+    """Return the metadata of the states' sizes and of ``more`` fields. Raises YggdrasilError unless positive."""
     sizes = ("conv_kernel", "state_size", "group_count", "time_step_rank", "inner_size")
     facts = {name: header.fact(name) for name in (*more, *(f"ssm.{size}" for size in sizes))}
     for name, fact in facts.items():
@@ -70,7 +70,7 @@ def _sizes(header: GgufHeader, *more: str) -> dict[str, int]:
 
 
 def _space_facts(header: GgufHeader) -> dict[str, Any]:
-    """Return the configuration fields of Granite 4 hybrid, which has no rotary positions."""
+    """Return the configuration fields of Granite 4 hybrid, rotary only with metadata ``rope.scaling.finetuned``."""
     heads, facts = _key_heads(header), _sizes(header, "embedding_length", "feed_forward_length")
     first = next(number for number, each in enumerate(heads) if not each) if not all(heads) else 0
     return _mamba_facts(header, first) | {
@@ -83,7 +83,7 @@ def _space_facts(header: GgufHeader) -> dict[str, Any]:
 
 
 def _mamba_facts(header: GgufHeader, layer: int) -> dict[str, Any]:
-    """Return the configuration fields of Mamba-2, which ``layer`` has."""
+    """Return the configuration fields of Mamba-2; ``layer`` is the index of a layer with a state."""
     facts = _sizes(header)
     count = facts["ssm.time_step_rank"]
     return {
@@ -126,7 +126,7 @@ def _nemotron_facts(header: GgufHeader) -> dict[str, Any]:
 
 
 def shapes_in_file(architecture: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a model's weights by name, with those joined that the file has as one (Qwen3-Next)."""
+    """Return the shapes of a model's weights by name, with weights joined that Qwen3-Next's file stores as one."""
     if architecture != _QWEN3_NEXT:
         return shapes
     found: dict[str, tuple[int, ...]] = {}
@@ -148,7 +148,7 @@ def split_joined(config: "PretrainedConfig", weights: Iterable[tuple[str, Tensor
 
 
 def whole_name_in_table(config: "PretrainedConfig", name: str) -> str:
-    """Return the name that llama.cpp's table has for the transformers weight ``name``; it differs for Nemotron-H."""
+    """Return the name of the transformers weight ``name`` in llama.cpp's table; only Nemotron-H's names differ."""
     if config.model_type != "nemotron_h" or not name.startswith("model."):
         return name
     if ".experts." in name:
@@ -157,7 +157,7 @@ def whole_name_in_table(config: "PretrainedConfig", name: str) -> str:
 
 
 def name_in_table(config: "PretrainedConfig", stem: str) -> str:
-    """Return the name that llama.cpp's table has for the transformers layer ``stem``; it differs for Granite's hybrids.
+    """Return the name of the transformers layer ``stem`` in llama.cpp's table; only Granite hybrids' names differ.
 
     ``stem`` is the name of a weight without ".weight" or ".bias".
     """
@@ -207,7 +207,7 @@ def _delta_facts(header: GgufHeader) -> dict[str, Any]:
 
 
 def has_permuted_columns(architecture: str, config: "PretrainedConfig", name: str) -> bool:
-    """Return whether the columns of a GGUF tensor ``name`` are in another order than the transformers weight's."""
+    """Return whether the columns of a GGUF tensor ``name`` are ordered otherwise than the transformers weight's."""
     if architecture == _QWEN3_NEXT:
         return False
     is_grouped = getattr(config, "linear_num_key_heads", 0) != getattr(config, "linear_num_value_heads", 0)
@@ -217,7 +217,7 @@ def has_permuted_columns(architecture: str, config: "PretrainedConfig", name: st
 def as_in_model(architecture: str, config: "PretrainedConfig", name: str, values: _Values) -> _Values:
     """Transform ``values`` of a GGUF file's tensor ``name`` to the values and row order of the transformers weight.
 
-    Row indices [N, 1] are permuted like the rows, which gives the row order of a weight.
+    If ``values`` are row indices [N, 1], the result is the weight's row order.
     """
     if name.endswith("ssm_a"):
         values = np.log(-values)

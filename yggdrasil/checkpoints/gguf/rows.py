@@ -20,8 +20,8 @@ _HEAD, _TABLE = "lm_head.weight", "token_embd.weight"
 def blocks_of(header: GgufHeader, config: PretrainedConfig) -> dict[str, list[GgufTensor]]:
     """Return the tensors of a GGUF file whose quantised blocks the kernels read, by transformers' weight name.
 
-    A weight has several tensors where the model fuses layers that the file stores separately: their rows follow each
-    other. A tied LM head has the embedding's tensor.
+    A weight has several tensors if the model fuses layers that the file stores separately; the weight's rows are the
+    rows of these tensors in order. A tied LM head has the embedding's tensor.
 
     Raises:
         YggdrasilError: the file lacks a weight of the model or has an unknown one.
@@ -39,7 +39,7 @@ def blocks_of(header: GgufHeader, config: PretrainedConfig) -> dict[str, list[Gg
 
 
 def _is_read(header: GgufHeader, places: list[GgufTensor], count: int, config: PretrainedConfig) -> bool:
-    """Return whether kernels can read the ``count`` tensors of a weight: of one format, at most rows permuted."""
+    """Return whether kernels can read all ``count`` tensors of a weight: one format, columns not permuted."""
     are_blocks = all(
         each.kind in FORMATS and not has_permuted_columns(header.architecture, config, each.name) for each in places
     )

@@ -1,6 +1,6 @@
-"""Builds the rules (tokenizer.json) of a GGUF file's tokenizer, equal to those of the one transformers builds.
+"""Builds the rules (tokenizer.json) of a GGUF file's tokenizer, equal to the rules that transformers builds.
 
-This saves the import of transformers, and is faster: transformers takes long to convert a vocabulary of 262,144 tokens.
+This saves the import of transformers, which also takes long to convert a vocabulary of 262,144 tokens.
 The ``tokenizers`` library, which would parse that vocabulary, only writes how text is split and decoded.
 """
 
@@ -15,10 +15,10 @@ from tokenizers.models import BPE
 from yggdrasil.artifacts.gguf import GgufHeader
 from yggdrasil.checkpoints.token_bytes import byte_letters
 
-_QWEN, _QWEN35_MOE = "qwen2", "qwen35moe"  # transformers uses special classes for them, which normalise
+_QWEN, _QWEN35_MOE = "qwen2", "qwen35moe"  # transformers uses special classes for these, which normalise text
 _GEMMA4 = "gemma4"  # transformers adds no beginning of text to it, and llama.cpp always does
 _GEMMA = ("gemma2", "gemma3", _GEMMA4)
-_TESTED = (  # against transformers
+_TESTED = (  # architectures whose tokenizers were tested against transformers
     "llama", "phi3", "smollm3", "granite", "granitehybrid", "olmo2", "ernie4_5", "falcon-h1", "gpt-oss", "lfm2",
     "lfm2moe", "nemotron_h", "nemotron_h_moe", "qwen3", "qwen3moe", "qwen3next", "qwen35", _QWEN35_MOE, _QWEN, *_GEMMA,
 )  # fmt: skip
@@ -79,7 +79,7 @@ class _Parts(NamedTuple):
 def build_tokenizer(header: GgufHeader) -> BuiltTokenizer | None:
     """Return the tokenizer of a GGUF file.
 
-    None if this kind of tokenizer was not tested against transformers' own, or the file is damaged.
+    The result is None if this kind of tokenizer was not tested against transformers, or the file is damaged.
     """
     facts = {name.removeprefix("tokenizer.ggml."): value for name, value in header.facts.items()}
     if header.architecture not in (_TESTED_MIXTURES if header.fact("expert_count") else _TESTED):
@@ -133,13 +133,13 @@ def _built(architecture: str, facts: Mapping[str, Any]) -> BuiltTokenizer | None
 
 
 def _ids(vocabulary: Mapping[str, int], added: Iterable[str]) -> dict[str, int]:
-    """Return the ids of added tokens: those in the vocabulary, or else the next ones."""
+    """Return the ids of added tokens: the vocabulary's id, or the next unused one for a token outside it."""
     unused = count(len(vocabulary))
     return {token: vocabulary[token] if token in vocabulary else next(unused) for token in added if token}
 
 
 def _template(ids: Mapping[str, int], begin: str, end: str) -> Any:
-    """Return a post-processor that adds the tokens ``begin`` and ``end`` (or empty) around one text or a pair."""
+    """Return a post-processor that adds ``begin`` and ``end`` (a token or "") around one text or each of a pair."""
     single = f"{f'{begin}:0 ' if begin else ''}$A:0{f' {end}:0' if end else ''}"
     pair = f"{single}{f' {begin}:1' if begin else ''} $B:1{f' {end}:1' if end else ''}"
     special = [(token, ids[token]) for token in (begin, end) if token]
@@ -149,7 +149,8 @@ def _template(ids: Mapping[str, int], begin: str, end: str) -> Any:
 def _of_bytes(architecture: str, facts: Mapping[str, Any]) -> _Parts | None:
     """Return the parts of a byte-level BPE tokenizer.
 
-    None if its way of splitting words is unknown, two tokens are equal, or merges have parts that are no tokens.
+    The result is None if the pattern that splits words is unknown, two tokens are equal, or a part of a merge is no
+    token.
     """
     split = _QWEN_SPLIT if architecture == _QWEN else _SPLITS.get(facts.get("pre", "default"))
     if split is None and facts.get("pre", "default") not in _USUAL_SPLITS:
@@ -176,7 +177,8 @@ def _of_bytes(architecture: str, facts: Mapping[str, Any]) -> _Parts | None:
 def _of_pieces(architecture: str, facts: Mapping[str, Any]) -> _Parts | None:
     """Return the parts of a SentencePiece BPE tokenizer.
 
-    None if two tokens are equal, merges have parts that are no tokens, or the file has merges and is not Gemma 4's.
+    The result is None if two tokens are equal, a part of a merge is no token, or the file has merges and is not
+    Gemma 4's, or the reverse.
     """
     tokens, is_gemma, has_merges = facts["tokens"], architecture in _GEMMA, architecture == _GEMMA4
     if is_gemma and not has_merges:  # files store runs of spaces without SentencePiece's character
@@ -207,9 +209,9 @@ def _of_pieces(architecture: str, facts: Mapping[str, Any]) -> _Parts | None:
 
 
 def _distinct(merges: Sequence[tuple[str, str]], vocabulary: Mapping[str, int]) -> list[tuple[str, str]] | None:
-    """Return the merges of a file, equal ones once at the last place, as the ``tokenizers`` library ranks them.
+    """Return the merges without duplicates, each at its last position, as the ``tokenizers`` library ranks them.
 
-    None if a part or the whole of one is no token.
+    The result is None if a part of a merge, or the merged string, is no token.
     """
     if not all(left in vocabulary and right in vocabulary and left + right in vocabulary for left, right in merges):
         return None
@@ -217,7 +219,7 @@ def _distinct(merges: Sequence[tuple[str, str]], vocabulary: Mapping[str, int]) 
 
 
 def _split(merges: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the pairs of a file's merges, which are separated by the first space after their first character."""
+    """Split each merge of a file into its pair, at the first space after the merge's first character."""
     cuts = [merge.index(" ", 1) for merge in merges]
     return [(merge[:cut], merge[cut + 1 :]) for merge, cut in zip(merges, cuts, strict=True)]
 
@@ -227,7 +229,8 @@ def _merges(
 ) -> list[tuple[str, str]]:
     """Return all pairs of tokens whose concatenation is a token, in the order of merging.
 
-    They are sorted by that token's score, descending, or without ``scores`` by its id; then by longer left parts.
+    The pairs are sorted by descending score of the concatenation, or by its id without ``scores``. Of pairs with the
+    same concatenation, a longer left part comes first.
     """
     found = [
         (left, right, number)

@@ -17,7 +17,7 @@ def values_of(header: GgufHeader, tensor: GgufTensor) -> npt.NDArray[np.float32]
     """Read one tensor of a GGUF file, and return it dequantised to float32.
 
     The result has the shape ``tensor.shape``, outermost dimension first: [outputs, inputs] for a linear layer. Rows are
-    in the order of the file, which for some weights differs from that of the model.
+    in the order of the file, which for some weights differs from the model's order.
 
     Raises:
         YggdrasilError: the quantisation format of the tensor is unsupported.
@@ -50,7 +50,7 @@ def refuse_other_tensors(header: GgufHeader, names: Mapping[str, str], ignored: 
     """Check that a GGUF file has the tensors of ``names`` (file's name -> model's name) and no others.
 
     Args:
-        ignored: tensors that the file may have.
+        ignored: further tensors that the file may have.
 
     Raises:
         YggdrasilError: a weight has no tensor, or a tensor belongs to no weight.
@@ -63,7 +63,7 @@ def refuse_other_tensors(header: GgufHeader, names: Mapping[str, str], ignored: 
 
 
 def other_shape(header: GgufHeader, tensor: GgufTensor, name: str, shape: Sequence[int]) -> YggdrasilError:
-    """Return the error for a tensor whose shape differs from ``shape``, that of the model's weight ``name``."""
+    """Return the error for a tensor whose shape is not the ``shape`` of the model's weight ``name``."""
     return YggdrasilError(
         f"{shown(header.path)}: the tensor {tensor.name} has the shape {list(tensor.shape)} where the model "
         f"({name}) has {list(shape)}; the file is damaged or its metadata is of another model"
