@@ -50,11 +50,11 @@ def calibrate_outputs(predictor: DepthPredictor, features: Float32Array, lengths
 def fit_platt(logits: FloatArray, reached: npt.NDArray[np.bool_]) -> tuple[float, float]:
     """Return (slope >= 0, shift) that minimise the log-loss of the logits ``slope * logit + shift``.
 
-    A prior pulls them towards (1, 0).
+    A prior pulls slope and shift towards (1, 0). The slope is at most 10, the shift between -20 and 20.
 
     Args:
         logits: [n] the predictor's logits that a draft reaches a given depth.
-        reached: [n] whether it reached that depth.
+        reached: [n] whether the draft reached that depth.
     """
     from scipy.optimize import minimize  # type: ignore[import-untyped]
 
