@@ -360,7 +360,7 @@ def offer_candidates(tree: TokenTree, nodes: Tensor, logits: Tensor, knots: Tens
 def num_considered(tree: TokenTree, most: int) -> int:
     """Return how many of a node's likeliest tokens to ``offer``: K, or C = min(CONSIDERED * K, ``most``).
 
-    K without ``draw_weights``, and on a CPU for a greedy target or in a traced step; else C, for a target that samples.
+    It is K without ``draw_weights``, and on a CPU for a greedy target or in a traced step. Otherwise it is C.
     """
     weights = tree.draw_weights
     if weights is None or (weights.is_cpu and not (type(weights) is Tensor and _may_sample(weights))):

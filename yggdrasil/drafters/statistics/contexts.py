@@ -31,7 +31,7 @@ def table_key(context: Sequence[Tokens]) -> Tokens:
 
 
 def has_one_token(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Return for each key of an n-gram table whether its context has one token. Each counted token has such a one."""
+    """Return for each key of an n-gram table whether its context has one token, as one context of each token has."""
     found: npt.NDArray[np.bool_] = keys < 1 << TOKEN_BITS
     return found
 

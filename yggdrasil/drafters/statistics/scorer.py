@@ -60,7 +60,7 @@ class NGramScorer:
         """Load the shipped n-gram scorer, fitted to a chat model's answers, for targets without a calibration.
 
         Args:
-            with_table: the scorer for n-gram counts of the text and of a table; False: of the text alone.
+            with_table: load the scorer for n-gram counts of the text and of a table; False: of the text alone.
         """
         return cls.load(_USUAL / f"{'table' if with_table else 'text'}.safetensors")
 
@@ -68,7 +68,7 @@ class NGramScorer:
     def of_shipped_text(cls) -> NGramScorer:
         """Load the shipped n-gram scorer for use with the table of the shipped text.
 
-        Before that table is there, it gives the same scores as the default one without a table.
+        Until that table exists, this scorer gives the same scores as the default scorer without a table.
         """
         return cls.load(_USUAL / "shipped-text.safetensors")
 
