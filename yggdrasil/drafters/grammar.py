@@ -46,9 +46,9 @@ class GrammarDrafter:
         """Attach nodes that the grammar allows, at most ``budget.depth`` levels.
 
         If ``budget.is_first``, the tree is first replaced by its root. An inner drafter that runs a model always
-        drafts. Otherwise the tokens that the grammar forces next are attached as a chain; if the grammar forces none,
-        the model-free inner drafter drafts, if there is one. But nothing is attached if another drafter has proposed
-        below this root (``budget.is_first`` is False).
+        drafts. A model-free inner drafter, or none, changes nothing unless ``budget.is_first``. In that case the tokens
+        that the grammar forces next are attached as a chain; if the grammar forces none, the inner drafter drafts, if
+        there is one.
 
         The inner drafter's nodes that violate the grammar are removed with their descendants.
         """

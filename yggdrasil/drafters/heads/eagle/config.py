@@ -20,7 +20,7 @@ _USUAL_LAYERS = 3
 _LAYER_SECTIONS = ("transformer_layer_config", "model")  # of speculators, and of vLLM's own files
 _FC_BIAS = ("bias", "fusion_bias")
 
-# Whether layer numbers mean a layer's input or its output. Published files do not record it, and their writers differ.
+# Whether layer numbers denote a layer's input or output. Published files do not record this, and their writers differ.
 Convention = Literal["inputs", "outputs"]
 CONVENTION = "layer_convention"  # the field of our own files
 
@@ -78,8 +78,8 @@ class HeadSettings:
         """Return the layers of the target whose outputs the head may read; -1 stands for the LM head's input.
 
         There is one tuple for each convention that the file's layer numbers may follow (a layer's input or its output),
-        the usual one first. There is only one tuple if the file records its convention, or for EAGLE-1, EAGLE-2 and
-        MTP.
+        the usual convention's first. There is only one tuple if the file records its convention, or for EAGLE-1,
+        EAGLE-2 and MTP.
 
         Args:
             num_layers: number of the target's layers.
@@ -117,7 +117,7 @@ def read_config(folder: Path, kind: str, settings_of: Callable[[Mapping[str, Any
     """Return what ``settings_of`` returns for the content of config.json in ``folder``.
 
     Args:
-        kind: of the head, for error messages.
+        kind: kind of the head with article, such as "an EAGLE head", for error messages.
 
     Raises:
         YggdrasilError: the file is missing or damaged, or ``settings_of`` raises ValueError, TypeError or KeyError.
@@ -216,8 +216,8 @@ def positive(config: Mapping[str, Any], name: str, default: int | None = None) -
     """Return the integer ``config[name]``, or ``default`` if it is missing or null.
 
     Raises:
-        KeyError: it is missing, and there is no default.
-        ValueError: it is no integer from 1 on.
+        KeyError: the value is missing or null, and ``default`` is None.
+        ValueError: the value is not an integer, or is below 1.
     """
     value = config.get(name)
     value = default if value is None else value
