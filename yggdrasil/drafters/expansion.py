@@ -1,7 +1,7 @@
 """A draft model driven from the host: k-ary trees of top-k tokens, and sampled trees with their distributions.
 
 ``ExpansionDrafter`` copies a row of logits per node to the host, so it is slower than ``DraftModel``, whose steps stay
-on the device. It serves acceptance rules that need these logits, and comparisons.
+on the device. The class serves acceptance rules that need these logits, and comparisons.
 
 Dims: W rows of a step, N tree nodes, V vocabulary of the target.
 """

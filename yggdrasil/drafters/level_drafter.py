@@ -30,7 +30,7 @@ from yggdrasil.tree.token_tree import (
 class LevelSteps:
     """Runner of the draft steps after the head draft: the steps "grow" and "finish" of ``runner``, by width.
 
-    Each step attaches nodes; all but the last ("finish") find candidates below them. On a GPU one CUDA graph runs all.
+    Each step attaches nodes; all but the last ("finish") find candidates below them. One CUDA graph runs all on a GPU.
 
     Args:
         place: [2] int64 input of the steps: the root's position or slot, and the index of a level's first node.
@@ -246,7 +246,7 @@ class LevelDrafter(ABC):
 
     @property
     def root_position(self) -> int:
-        """Position or cache slot of the tree's root, an input of the draft steps; 0 if they do not use it."""
+        """Position or cache slot of the tree's root, an input of the draft steps; 0 if these steps do not use it."""
         return 0
 
     def captures(self, depths: Sequence[int]) -> Iterator[Capture]:
@@ -312,8 +312,8 @@ def read_nodes(
 class HeadStep(CallStep[ModelCall]):
     """Run the newly committed tokens (padded to W), make the last one the tree's root, and add its top-k candidates.
 
-    Tokens before the root may have no KV entry, or one at a tree slot. For a memory-bound model, recomputing all of
-    them costs about as much as one token, and saves moving cache rows.
+    Tokens before the root may have no KV entry, or a KV entry at a tree slot. For a memory-bound model, recomputing all
+    of these tokens costs about as much as one token, and saves moving cache rows.
     """
 
     def forward(

@@ -87,7 +87,7 @@ class Drafter(Protocol):
         """
 
     def cost(self, budget: Budget) -> Sequence[Step]:
-        """Return the steps (compiled model calls) that a proposal with ``budget`` runs; empty if it runs no model.
+        """Return the steps (compiled model calls) that a proposal with ``budget`` runs; empty if no model runs.
 
         A drafter without steps proposes in every iteration. A drafter with steps proposes only if the policy expects a
         gain. Budgets of equal width have steps of the same kinds.

@@ -91,9 +91,9 @@ class StepCosts:
         """Return the milliseconds of one iteration: drafting, verification and overhead.
 
         Args:
-            width: draft width; 0 verifies model-free drafts only.
+            width: draft width, a key of ``draft_ms``; 0 verifies model-free drafts only.
             depth: number of draft steps; 0 is an iteration of plain decoding, and then the widths are not used.
-            verify_width: rows of the target's pass.
+            verify_width: rows of the target's pass, a key of ``verify_ms``.
         """
         if depth == 0:
             return self.plain_ms

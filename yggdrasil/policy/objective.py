@@ -67,7 +67,7 @@ class Decision(NamedTuple):
     # Tokens that model-free drafts alone are expected to give, before the acceptance correction if the tree has only
     # model-free drafts, after it if the tree is drafted.
     estimated: float = 1.0
-    rate_without: float = 0.0  # of a drafted tree: expected tokens a millisecond without the drafter; 0 if not known
+    rate_without: float = 0.0  # for a drafted tree: expected tokens a millisecond without the drafter; 0 if not known
 
     @property
     def kind(self) -> Kind:
@@ -205,8 +205,8 @@ class DraftedTrees:
         ratios: survival of each shape relative to the predicted survival, by draft width (see ``ShapeTable``).
         mean_survival: [D] P(accepted length >= d), the mean over the calibration's text.
         depth: the depth predictor, or None to use ``mean_survival`` for every tree.
-        added_tokens: accepted tokens that the drafter adds if no model-free draft is expected to be accepted. If it is
-            None, it is the expected tokens of a typical tree, bonus token excluded.
+        added_tokens: accepted tokens that the drafter adds if no model-free draft is expected to be accepted. None
+            stands for the expected tokens of a typical tree, bonus token excluded.
     """
 
     def __init__(

@@ -64,8 +64,8 @@ class ObjectivePolicy:
         self._model_free = [PassValues(each, each.model_free_iteration_overhead_ms, objective) for each in self._costs]
         self._pruning: dict[tuple[int, int, int], PassValues] = {}  # by (index of costs, draft width, depth)
         self._scales = LatencyScales(max(len(each.verify_widths) for each in self._costs))
-        self._correction = AcceptanceCorrection()  # of model-free drafts
-        self._added = AcceptanceCorrection()  # of the tokens that drafting adds to these
+        self._correction = AcceptanceCorrection()  # of the accepted tokens of model-free drafts
+        self._added = AcceptanceCorrection()  # of the accepted tokens that drafting adds to model-free drafts
         self._budgets: dict[Kind, RegretBudget] = {"model_free": RegretBudget(), "drafted": RegretBudget()}
         self._here = self._scaled = 0  # index of the costs in use, and of those whose values are scaled
         self._is_cold = True  # no iteration of this request is finished
@@ -299,7 +299,7 @@ class LatencyScales:
         return {"factors": list(self.factors)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Replace the factors by ``state``, a result of ``state()``. In a new policy, ``observe`` then rescales them.
+        """Replace the factors by ``state``, a result of ``state()``. A new policy's ``observe`` then rescales them.
 
         Raises:
             ValueError: ``state`` has another number of factors.
@@ -312,8 +312,8 @@ class LatencyScales:
 class AcceptanceCorrection:
     """Correction of expected accepted tokens, kept across requests: a moving ratio of accepted to estimated tokens.
 
-    Scores are products of calibrated probabilities. They assume that edges are independent and that every text is like
-    the calibration's. The ratio has a prior of 4 tokens with a correct estimate.
+    Scores are products of calibrated probabilities. Such a product assumes that edges are independent and that every
+    text is like the calibration's. The ratio has a prior of 4 tokens with a correct estimate.
     """
 
     def __init__(self) -> None:

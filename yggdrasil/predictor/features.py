@@ -98,8 +98,8 @@ class RepetitionFigures:
         """Return six numbers on how the end of the text repeats an earlier part, [6] float32.
 
         They are log1p of the repetition's length, of its distance (period), and of the number of tokens in a row that
-        it has predicted; a fast and a slow exponential moving average of the share of tokens predicted; and 1 if a
-        repetition is going on, else 0.
+        were predicted; a fast and a slow exponential moving average of the share of tokens predicted; and 1 if a
+        repetition is going on, else 0. Lengths and distances are in tokens.
         """
         period = self.repetition.period
         return np.array(

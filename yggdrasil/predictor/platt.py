@@ -26,7 +26,7 @@ def calibrate_outputs(predictor: DepthPredictor, features: Float32Array, lengths
     """Return ``predictor`` with a Platt calibration of each depth's output, fitted on validation positions.
 
     A slope and a shift of depth d are fitted on positions with length >= d - 1, and folded into the output weights. A
-    depth keeps its weights if there are fewer than 20 such positions, or if all or none of them reach it.
+    depth keeps its weights if there are fewer than 20 such positions, or if all or none of these reach d.
 
     Args:
         features: [n, F] input features of the positions.

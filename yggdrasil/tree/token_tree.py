@@ -246,7 +246,7 @@ class TokenTree:
 
 
 class Ranking:
-    """Ranking of one tree's nodes by descending score, ties by ascending number; computed in every iteration.
+    """Ranking of one tree's nodes by descending score, ties by ascending index; ``rank`` computes it.
 
     Args:
         verify_widths: the V widths for which expected tokens and depths are computed.

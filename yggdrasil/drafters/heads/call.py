@@ -62,7 +62,7 @@ class HeadCall:
 
 
 class _Called(nn.Module):
-    """A module whose forward is ``function`` of another one, so that ``functional_call`` can supply its tensors."""
+    """A module whose forward calls ``function`` on ``module``, so that ``functional_call`` can supply the tensors."""
 
     def __init__(self, module: nn.Module, function: Callable[..., Any]) -> None:
         super().__init__()

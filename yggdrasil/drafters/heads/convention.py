@@ -48,7 +48,7 @@ class Reading(NamedTuple):
 
 
 def with_detected_layers(head: LoadedHead, target: LoadedModel, fingerprint: str) -> LoadedHead:
-    """Return ``head`` with ``layers`` set to the one of its ``readings`` that predicts the target's argmax tokens best.
+    """Return ``head`` with ``layers`` set to the element of ``readings`` that predicts the target's argmax tokens best.
 
     The head is evaluated once on text sampled from the target. The result is printed to stderr and cached on disk.
 

@@ -24,7 +24,7 @@ Text = tuple[Sequence[int], Sequence[int]]
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """A subset of the target's tokens, in ascending order. An empty or unordered one raises ValueError."""
+    """A subset of the target's tokens, in ascending order. An empty or unordered subset raises ValueError."""
 
     tokens: Tensor  # [Vd] int64
 

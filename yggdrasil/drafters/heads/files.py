@@ -43,7 +43,7 @@ def open_head(folder: Path, dtype: torch.dtype) -> tuple[EagleHead | FirstEagleH
     """Load an EAGLE head from ``folder``, with weights in ``dtype``.
 
     Returns:
-        The head, and its own token embedding [V, H], or None if it uses the target's.
+        The head, and its token embedding [V, H], or None if the head uses the target's embedding.
 
     Raises:
         YggdrasilError: the configuration is unsupported or the tensors do not match it.
@@ -64,7 +64,7 @@ def open_block(folder: Path, dtype: torch.dtype) -> tuple[BlockHead, Tensor | No
     """Load a block head (DFlash, DSpark, JetSpec) from ``folder``, with weights in ``dtype``.
 
     Returns:
-        The head, and its own token embedding [V, H], or None if it uses the target's.
+        The head, and its token embedding [V, H], or None if the head uses the target's embedding.
 
     Raises:
         YggdrasilError: the configuration is unsupported or the tensors do not match it.

@@ -155,7 +155,7 @@ class DecoderLayer(nn.Module):
 class DraftingVocabulary(nn.Module):
     """Base class of heads, with the vocabulary that a head drafts: all or some of the target's tokens.
 
-    ``lm_head`` covers this vocabulary. In a head without an LM head, it is set to the target's when the head is loaded.
+    ``lm_head`` covers this vocabulary. If a head has no LM head, loading sets ``lm_head`` to the target's.
 
     Dims: Vd draft vocabulary, by default the target's whole vocabulary.
     """

@@ -162,7 +162,7 @@ class TextHeadDrafter(LevelDrafter):
         return 1 + self._text.shared(tokens, self.num_waiting)
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Start a request with ``tokens`` (token ids, at least one), the beginning of its prompt or all of it.
+        """Start a request with ``tokens`` (token ids, at least one), which are the whole prompt or its beginning.
 
         KV entries and queued hidden states of the prefix that ``tokens`` share with the previous request's text are
         kept, and all others are dropped. ``extend`` then passes the rest of the prompt, with the hidden states.

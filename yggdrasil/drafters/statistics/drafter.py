@@ -1,8 +1,8 @@
 """Drafters ``text`` and ``table`` in one tree: counted continuations, without a model pass.
 
 Contexts of the text are counted as tokens are committed. The table was counted before, on text that the target
-generated for its calibration or on shipped text. One n-gram scorer ranks the candidates of both, below any node of the
-tree.
+generated for its calibration or on shipped text. One n-gram scorer ranks the candidates of text and table, below any
+node of the tree.
 """
 
 from collections.abc import Mapping, Sequence
@@ -88,7 +88,7 @@ class StatisticsDrafter:
         self._pooled = 0  # counted tokens of earlier texts
 
     def set_table(self, table: Table) -> None:
-        """Draft from the static n-gram table ``table``, instead of an earlier one if set; counts of the text stay."""
+        """Draft from the static n-gram table ``table``, which replaces an earlier table; counts of the text stay."""
         self._counts.set_table(*table.tensors())
 
     def leave_out_below(self, likely: float) -> None:
@@ -131,7 +131,7 @@ class StatisticsDrafter:
         self._pending.extend(tokens)
 
     def propose(self, tree: TokenTree, budget: Budget) -> None:
-        """Attach the most probable continuations to ``tree``, which must be on the host, best first.
+        """Attach the likeliest continuations, at most ``budget.depth`` levels, to ``tree``, which must be on the host.
 
         If ``budget.is_first``, the tree is first replaced by its root, the last committed token. Otherwise another
         drafter has grown the tree: the nodes stay, with scores from both estimates, and the remaining room is filled

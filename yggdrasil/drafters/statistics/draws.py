@@ -26,7 +26,7 @@ class Draws(NamedTuple):
 
     @classmethod
     def of(cls, seed: int, temperature: float) -> "Draws":
-        """Return the noise of a request that samples with ``seed`` at ``temperature`` (above 0), and its weights."""
+        """Return key and weights of the noise for a request that samples with ``seed`` at ``temperature`` (above 0)."""
         warmth = min(temperature, _HOTTEST)
         return cls(draw_key(seed), min(_NOISE * warmth**1.5, 1.0), _OTHERS * warmth**4)
 

@@ -72,13 +72,13 @@ class AnswerCounts:
         return _merged_file(self._folder, self._base)
 
     def add(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
-        """Queue an answer for counting; an empty one is ignored.
+        """Queue an answer for counting; an empty answer is ignored.
 
         From 4,096 queued tokens on, ``save`` is called.
 
         Args:
             prompt: token ids of the prompt.
-            answer: token ids generated after it.
+            answer: token ids generated after the prompt.
         """
         if not answer:
             return

@@ -1,8 +1,8 @@
 """N-gram scorer: a small network that estimates the probability of each counted candidate as the target's next token.
 
-The inputs of a candidate are, for every known context, the context's count, the candidate's count after it and the
-ratio of both. One hidden layer maps them to a logit. The softmax over the candidates and a constant logit for all other
-tokens gives the probabilities.
+The inputs of a candidate are, for every known context, the context's count, the candidate's count after this context
+and the ratio of both. One hidden layer maps the inputs to a logit. The softmax over the candidates and a constant logit
+for all other tokens gives the probabilities.
 
 Dims: K contexts (of the text by ascending length, then of the table); H hidden units.
 """

@@ -15,18 +15,18 @@ from yggdrasil.drafters.heads.eagle.config import CONVENTION, HeadSettings, posi
 from yggdrasil.drafters.heads.rotary import section_of
 
 _SECTION = "dflash_config"
-_LAYER = "transformer_layer_config"  # of speculators
+_LAYER = "transformer_layer_config"  # section that speculators writes
 _SLIDING = "sliding_attention"
 # Options and their supported values: related architectures compute another function with similar tensors.
 _NOT_SERVED = {"shift_label": (False,), "projector_type": ("dflash", "dspark")}
 _DSPARK = ("Qwen3DSparkModel", "DSparkDraftModel", "DSparkSpeculator")  # these draft from the block's first row too
-_CAUSAL = ("causal", "causal_head")  # of DFlash's and of JetSpec's authors
+_CAUSAL = ("causal", "causal_head")  # fields that DFlash's and JetSpec's authors write
 _MARKOV_CANDIDATES = 128  # tokens of a depth that DSpark's bias ranks again; the bias of all tokens would cost more
 
 
 @dataclass(frozen=True)
 class BlockSettings(HeadSettings):
-    """Sizes and options of a block head. The inherited fields are those of each of its layers."""
+    """Sizes and options of a block head. The inherited fields describe each of the head's layers."""
 
     block_size: int = 2  # rows of a block: the last accepted token, and masks
     mask_token: int = 0

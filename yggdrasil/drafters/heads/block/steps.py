@@ -50,9 +50,9 @@ class BlockCall(HeadCall):
         self.run(run, weights, states, start)
 
     def guess(self, weights: list[Tensor], caches: list[Tensor], token: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
-        """Draft D tokens after the last accepted one, and return their logits [D, Vd] and outputs [D, H].
+        """Draft D tokens after the last accepted token, and return logits [D, Vd] and the head's outputs [D, H].
 
-        Row d belongs to the token d + 1 positions after the last accepted one. Vd is the draft vocabulary.
+        Row d belongs to the token d + 1 positions after the last accepted token. Vd is the draft vocabulary.
 
         Args:
             weights: the head's tensors.

@@ -17,7 +17,7 @@ HEAD_INPUT = -1  # stands for the input of the target's LM head, in place of a l
 
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu")
 _USUAL_LAYERS = 3
-_LAYER_SECTIONS = ("transformer_layer_config", "model")  # of speculators, and of vLLM's own files
+_LAYER_SECTIONS = ("transformer_layer_config", "model")  # sections of speculators' files, and of vLLM's files
 _FC_BIAS = ("bias", "fusion_bias")
 
 # Whether layer numbers denote a layer's input or output. Published files do not record this, and their writers differ.
@@ -36,7 +36,7 @@ class HeadSettings:
     head_size: int
     norm_eps: float
     activation: str
-    vocab_size: int  # of the target
+    vocab_size: int  # the target's vocabulary
     draft_vocab_size: int
     target_hidden_size: int
     rope: dict[str, Any]  # with rope_type and rope_theta
@@ -47,7 +47,7 @@ class HeadSettings:
     fc_norm: bool = False  # or one norm per hidden state
     norm_output: bool = False  # outputs are normalised before they are fed back
     layers: tuple[int, ...] | None = None  # the target's layers as in the file, if it lists them
-    convention: Convention = "inputs"  # how these layers are numbered
+    convention: Convention = "inputs"  # how ``layers`` are numbered
     convention_is_said: bool = False  # the file records the convention
     qkv_bias: bool = False
     is_first: bool = False  # EAGLE-1, EAGLE-2 or MTP: reads and predicts the input of the target's LM head
@@ -56,7 +56,7 @@ class HeadSettings:
     head_norms: bool = False  # queries and keys are normalised per head, as in Qwen3
     window: int = 0  # attention window in keys, a row's own included; 0: unlimited
     num_layers: int = 1
-    layer_of: str = ""  # of an MTP module: the target's configuration, whose layer type it has
+    layer_of: str = ""  # for an MTP module: JSON of the target's configuration, whose type of layer the module has
 
     @property
     def num_states(self) -> int:
@@ -213,7 +213,7 @@ def _check(settings: HeadSettings, layer: Mapping[str, Any], config: Mapping[str
 
 
 def positive(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """Return the integer ``config[name]``, or ``default`` if it is missing or null.
+    """Return the integer ``config[name]``, or ``default`` if that value is missing or null.
 
     Raises:
         KeyError: the value is missing or null, and ``default`` is None.

@@ -1,8 +1,7 @@
-"""Steps of a head: cache accepted tokens with the target's hidden states, and grow one tree level from its own outputs.
+"""Steps of a head: cache accepted tokens with the target's hidden states; grow a tree level from the head's outputs.
 
 A row reads a token and the feature of the position before it, so the first token of a text has no row, and the row of
-token i is cached in slot i - 1. Outputs of tree nodes are stored in a buffer, which the next level reads its features
-from.
+token i is cached in slot i - 1. Outputs of tree nodes are stored in a buffer, from which the next level reads features.
 
 Dims: W rows, R rows whose logits are computed, N tree nodes, S concatenated hidden states of the target, H the head's
 hidden size, Vd draft vocabulary, M calibration knots.

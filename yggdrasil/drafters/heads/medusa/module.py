@@ -23,7 +23,7 @@ class MedusaSettings:
     num_heads: int
     num_layers: int  # residual blocks of a head
     hidden_size: int
-    vocab_size: int  # of the target
+    vocab_size: int  # the target's vocabulary
     draft_vocab_size: int
     has_bias: bool = True
     is_shared: bool = False  # all heads use one LM head

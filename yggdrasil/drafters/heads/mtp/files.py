@@ -1,4 +1,4 @@
-"""Load the MTP module from its target's own files. transformers ignores its tensors when it loads the target."""
+"""Load the MTP module from the target's files. transformers ignores the module's tensors when it loads the target."""
 
 import re
 from dataclasses import dataclass, replace
@@ -80,7 +80,7 @@ def open_mtp(folder: Path, dtype: torch.dtype) -> MtpHead:
     """Load the multi-token-prediction (MTP) module that is stored with a model, with weights in ``dtype``.
 
     Args:
-        folder: the model's folder, or its GGUF file; its module must be of a supported family (``kind_of``).
+        folder: the model's folder or GGUF file. The MTP module must be of a supported family (``kind_of``).
 
     Raises:
         YggdrasilError: the configuration cannot be read, or tensors of the module are missing, unexpected or misshapen.
