@@ -220,7 +220,7 @@ class DraftModel(LevelDrafter):
     def keep(self, nodes: Sequence[int], guess: int | None, *, at_once: bool) -> None:
         """Move the KV entries of accepted nodes to the slots after the root's, so that no later head draft runs them.
 
-        On a GPU they are moved when the next draft begins, unless ``at_once`` is True and ``guess`` is given.
+        On a GPU the entries move when the next draft begins, unless ``at_once`` is True and ``guess`` is given.
 
         Args:
             nodes: indices of the accepted nodes below the root, in path order.

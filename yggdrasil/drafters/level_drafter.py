@@ -388,8 +388,8 @@ class ReadStep(CallStep[ModelCall]):
 class GuessStep(CallStep[ModelCall]):
     """Head draft before acceptance: run a possible successor of each of W nodes.
 
-    The KV entry of row r is written after the tree's, to slot root + N + r. The top-k candidates are written to
-    ``edges`` and ``candidates``, not into the tree.
+    The KV entry of row r is written to slot root + N + r, after the slots of the tree. The top-k candidates are written
+    to ``edges`` and ``candidates``, not into the tree.
     """
 
     def forward(

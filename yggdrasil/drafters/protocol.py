@@ -130,7 +130,7 @@ def check_tree(tree: TokenTree, root: int, vocab_size: int, name: str) -> None:
 
 
 def num_kept(drafter: Drafter, tokens: Sequence[int]) -> int:
-    """Return the number of first ``tokens`` of a prompt for which the drafter needs no hidden states.
+    """Return the length of the prefix of ``tokens``, a prompt, for which the drafter needs no hidden states.
 
     It is ``len(tokens)`` if the drafter reads no hidden states. Otherwise it is the result of
     ``capabilities.num_kept``, such as the number of tokens cached from the last request, or 0 without that function.

@@ -111,7 +111,7 @@ class FeedForward(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """A decoder layer. EAGLE-1's layer has no input norm; DFlash2's layer convolves rows around its two parts."""
+    """A decoder layer. A layer of EAGLE-1 has no input norm; one of DFlash2 convolves rows around both sublayers."""
 
     def __init__(
         self, settings: HeadSettings, *, norms_input: bool = True, convolution: tuple[int, int] | None = None

@@ -33,7 +33,7 @@ def embedding_of(target: LoadedModel) -> nn.Module:
 
 
 def output_of(target: LoadedModel, num_threads: int) -> nn.Module:
-    """Return the target's LM head as a module that shares its memory; with tied weights, that of the embedding.
+    """Return the target's LM head as a module that shares its memory (the embedding's, if weights are tied).
 
     Args:
         num_threads: CPU threads that compute the LM head.
