@@ -191,13 +191,13 @@ class DraftModel(LevelDrafter):
         """Run the draft model on all nodes that the last draft step attached, to write their KV entries to its cache.
 
         ``grow`` does not run these nodes. A schedule with the stage variant ``tail_draft=ahead`` calls this while the
-        target verifies, so that the next head draft need not run an accepted one of them.
+        target verifies, so that the next head draft does not run accepted leaves.
         """
         self._place.write(len(self._text.tokens) - 1, self._first_leaf)
         self.runner.launch(("read", self._num_leaves))
 
     def read_leaf(self, node: int) -> None:
-        """Compute the KV entry of ``node`` (its index) if the last draft step attached it; other nodes have one."""
+        """Compute the KV entry of ``node`` (an index) if the last draft step attached it; other nodes have entries."""
         if node >= self._first_leaf:
             self._place.write(len(self._text.tokens) - 1, node)
             self.runner.launch(("read", 1))
@@ -220,12 +220,12 @@ class DraftModel(LevelDrafter):
     def keep(self, nodes: Sequence[int], guess: int | None, *, at_once: bool) -> None:
         """Move the KV entries of accepted nodes to the slots after the root's, so that no later head draft runs them.
 
-        On a GPU they are moved when the next draft begins, unless ``at_once`` applies.
+        On a GPU the entries move when the next draft begins, unless ``at_once`` is True and ``guess`` is given.
 
         Args:
             nodes: indices of the accepted nodes below the root, in path order.
-            guess: row of the last ``guess`` call that became the next root, or None if no row became the root. Its KV
-                entry is kept too, and the next head draft is not run.
+            guess: row of the last ``guess`` call that became the next root, or None if no row became the root. This
+                row's KV entry is kept too, and the next head draft is not run.
             at_once: make the row ``guess`` the root now, because its candidates are read before the next draft.
         """
         root = len(self._text.tokens) - 1
@@ -304,9 +304,9 @@ class Guesses(NamedTuple):
     """Table of possible next roots: R drafted successors of verified nodes, each with its C likeliest candidates."""
 
     nodes: Tensor  # [R] int64, the node that each token follows
-    tokens: Tensor  # [R] int64
+    tokens: Tensor  # [R] int64 token ids
     edges: Tensor  # [R, C] float32, the drafter's log-probabilities; the first ``num_considered`` columns are used
-    candidates: Tensor  # [R, C] int64
+    candidates: Tensor  # [R, C] int64 token ids
 
     @classmethod
     def allocate(cls, rows: int, candidates: int, device: torch.device) -> "Guesses":
@@ -322,6 +322,6 @@ class Guesses(NamedTuple):
 def identity_knots() -> Tensor:
     """Return an acceptance calibration, [128] float32, under which acceptance equals the drafter's probability.
 
-    Probabilities below exp(-12) count as exp(-12).
+    Probabilities are limited to exp(-12) .. exp(-0.0001).
     """
     return torch.linspace(-12.0, -1e-4, 128)

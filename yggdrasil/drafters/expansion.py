@@ -1,7 +1,7 @@
 """A draft model driven from the host: k-ary trees of top-k tokens, and sampled trees with their distributions.
 
-Slower than ``DraftModel``, whose steps stay on the device: it copies a row of logits per node to the host. It serves
-acceptance rules that need these logits, and comparisons.
+``ExpansionDrafter`` copies a row of logits per node to the host, so it is slower than ``DraftModel``, whose steps stay
+on the device. The class serves acceptance rules that need these logits, and comparisons.
 
 Dims: W rows of a step, N tree nodes, V vocabulary of the target.
 """
@@ -26,10 +26,10 @@ _ORDER_STEP = 1e-3  # score difference between siblings: scores depend on the st
 class ExpansionDrafter:
     """Drafter that gives every node of level i ``expansion[i]`` children, as in SpecInfer.
 
-    With a ``kind`` the children are sampled from the draft model's distribution, processed like the target's, and
-    ``drawn`` records the draws. Otherwise they are the top-k tokens and ``drawn`` is None. The runner may be shared
-    with a ``DraftModel``, one request at a time. Every node must be verified: to drop a sampled child because of its
-    token would bias the output.
+    If ``prepare`` sets a ``kind``, the children are sampled from the draft model's distribution, processed like the
+    target's, and ``drawn`` records the draws. Otherwise the children are the top-k tokens and ``drawn`` is None. The
+    runner may be shared with a ``DraftModel``, one request at a time. Every node must be verified: dropping a sampled
+    child because of its token would bias the output.
     """
 
     capabilities = Capabilities()
@@ -80,11 +80,11 @@ class ExpansionDrafter:
         self._grow(tree, budget.depth)
 
     def cost(self, budget: Budget) -> Sequence[Step]:
-        """Return ``budget.depth`` steps, one per level, of ``budget.width`` rows each, or of one row if it is None."""
+        """Return ``budget.depth`` steps, one per level, of ``budget.width`` rows each (1 row if the width is None)."""
         return [Step("rows", budget.width or 1)] * budget.depth
 
     def _read_text(self) -> None:
-        """Run the committed tokens that have no KV entry, and always the root, for its logits."""
+        """Run the committed tokens that have no KV entry, and in any case the root, whose logits are needed."""
         start = min(self._text.num_rows, len(self._text.tokens) - 1)
         while start < len(self._text.tokens):
             chunk = self._text.tokens[start : start + self.widths[-1]]

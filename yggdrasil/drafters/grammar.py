@@ -45,12 +45,12 @@ class GrammarDrafter:
     def propose(self, tree: TokenTree, budget: Budget) -> None:
         """Attach nodes that the grammar allows, at most ``budget.depth`` levels.
 
-        With a model-free inner drafter, or none, they are the tokens that the grammar forces next, as a chain. If it
-        forces none, the inner drafter attaches nodes. If another drafter has proposed below this root
-        (``budget.is_first`` is False), nothing changes. An inner drafter that runs a model always drafts instead.
+        If ``budget.is_first``, the tree is first replaced by its root. An inner drafter that runs a model always
+        drafts. A model-free inner drafter, or none, changes nothing unless ``budget.is_first``. In that case the tokens
+        that the grammar forces next are attached as a chain; if the grammar forces none, the inner drafter drafts, if
+        there is one.
 
-        If ``budget.is_first``, the tree is first replaced by its root. The inner drafter's nodes that violate the
-        grammar are removed with their descendants.
+        The inner drafter's nodes that violate the grammar are removed with their descendants.
         """
         root = self._sampler.tokens[-1]
         if self._forces:

@@ -1,6 +1,6 @@
 """Base class of drafters with compiled steps: head draft and levels; the steps of a draft model.
 
-Dims: W rows of a step, N tree nodes, M calibration knots, R possible next roots, K candidates of each.
+Dims: W rows of a step, N tree nodes, M calibration knots, R possible next roots, C stored candidates of each root.
 """
 
 from abc import ABC, abstractmethod
@@ -30,11 +30,11 @@ from yggdrasil.tree.token_tree import (
 class LevelSteps:
     """Runner of the draft steps after the head draft: the steps "grow" and "finish" of ``runner``, by width.
 
-    Each step attaches nodes; all but the last ("finish") find candidates below them. On a GPU they are one capture.
+    Each step attaches nodes; all but the last ("finish") find candidates below them. One CUDA graph runs all on a GPU.
 
     Args:
         place: [2] int64 input of the steps: the root's position or slot, and the index of a level's first node.
-        before: optional work that a draft may begin with, in the same capture.
+        before: optional work that a draft may begin with, in the same CUDA graph.
     """
 
     def __init__(self, runner: ModelRunner, place: HostBuffer, before: Launch | None = None) -> None:
@@ -42,7 +42,7 @@ class LevelSteps:
         self._captures: dict[tuple[int, int, bool], Capture] = {}
 
     def run(self, root: int, width: int, depth: int, *, after_work: bool = False) -> None:
-        """Run ``depth`` draft steps of ``width`` nodes each. The last one's nodes get no candidates.
+        """Run ``depth`` draft steps of ``width`` nodes each. The nodes of the last step get no candidates.
 
         Args:
             root: position or cache slot of the tree's root.
@@ -108,7 +108,7 @@ class LevelSteps:
 
 
 class LevelDrafter(ABC):
-    """Base class of drafters that grow one token tree, for which their steps were compiled, level by level.
+    """Base class of drafters that grow, level by level, the one token tree for which their steps were compiled.
 
     A schedule may run the head draft early (``head``). Otherwise ``propose`` runs it. On a GPU, ``next_work`` drafts
     below tokens that the host does not know yet.
@@ -126,8 +126,8 @@ class LevelDrafter(ABC):
     def __init__(self, head_width: int, tree: TokenTree, most_read: int) -> None:
         self._head_width, self.most_read = head_width, most_read
         self._headed: int | None = None  # committed tokens at the last head draft; None if the tree has grown since
-        self._next: Budget | None = None  # of the drafts that run below tokens which the host does not know yet
-        self._grown: Budget | None = None  # of the tree that these drafts have grown below the root
+        self._next: Budget | None = None  # budget of drafts that run below tokens which the host does not know yet
+        self._grown: Budget | None = None  # budget of the tree that these drafts have grown below the root
         self._tree, self._draw_weights = tree, NOTHING_DRAWN
 
     def follow_draws(self, seed: int | None, temperature: float) -> None:
@@ -171,7 +171,7 @@ class LevelDrafter(ABC):
             self.grow(budget.width, budget.depth)
 
     def head_once(self) -> None:
-        """Run the head draft unless ``head`` has run it for the current root. A second call would run it again."""
+        """Run the head draft unless ``head`` has run it for the current root. A second call runs it again."""
         if self._headed != self.num_certain:
             self.head()
         self._headed = None
@@ -179,7 +179,7 @@ class LevelDrafter(ABC):
     # ==== drafts below tokens that the host does not know yet ====
 
     def note_next(self, budget: Budget) -> None:
-        """Note that drafts of ``next_work`` are launched: the next ``extend`` gives the tokens that they read."""
+        """Note that drafts of ``next_work`` are launched; the next ``extend`` gets the tokens that the drafts read."""
         self._next = budget
 
     def has_grown(self, budget: Budget) -> bool:
@@ -222,7 +222,7 @@ class LevelDrafter(ABC):
 
     @abstractmethod
     def _next_head(self, passed: PassedRows) -> Launch:
-        """Return the function that runs the head draft of ``next_work`` and writes the root's place for draft steps."""
+        """Return a function that runs ``next_work``'s head draft and writes the root's position for the draft steps."""
 
     def _note_length(self, num_certain: int) -> None:
         """Note the number of committed tokens at the next root: the target's draws depend on positions."""
@@ -246,7 +246,7 @@ class LevelDrafter(ABC):
 
     @property
     def root_position(self) -> int:
-        """Position or cache slot of the tree's root, an input of the draft steps; 0 if they do not use it."""
+        """Position or cache slot of the tree's root, an input of the draft steps; 0 if these steps do not use it."""
         return 0
 
     def captures(self, depths: Sequence[int]) -> Iterator[Capture]:
@@ -256,7 +256,7 @@ class LevelDrafter(ABC):
     def grow(self, width: int, depth: int) -> None:
         """Run ``depth`` draft steps after the head draft.
 
-        Each attaches the ``width`` best candidates, anywhere in the tree.
+        Each draft step attaches the ``width`` best candidates, anywhere in the tree.
         """
         self.levels.run(self.root_position, width, depth)
 
@@ -273,10 +273,10 @@ class RowsStep(CallStep[ModelCall]):
         mask: Tensor,  # [W, T] bool over the slots from offsets[0] on
         offsets: Tensor,  # [2] int64: context length, first slot written
     ) -> tuple[Tensor]:
-        """Run W tokens at any positions and return ``(logits [W, V],)``; their KV entries are written to ``caches``.
+        """Run W tokens at any positions, write their KV entries to ``caches``, and return ``(logits [W, V],)``.
 
-        ``mask`` [W, T] bool covers the slots from ``offsets[0]`` on; all rows see earlier ones. The KV entries are
-        written from slot ``offsets[1]`` on.
+        ``mask`` [W, T] bool covers the slots from ``offsets[0]`` on; all rows attend to all earlier slots. The KV
+        entries are written from slot ``offsets[1]`` on.
         """
         return (self._call(weights, caches, tokens, positions, mask, offsets).logits,)
 
@@ -312,8 +312,8 @@ def read_nodes(
 class HeadStep(CallStep[ModelCall]):
     """Run the newly committed tokens (padded to W), make the last one the tree's root, and add its top-k candidates.
 
-    Tokens before the root may have no KV entry, or one at a tree slot. For a memory-bound model, recomputing all of
-    them costs about as much as one token, and saves moving cache rows.
+    Tokens before the root may have no KV entry, or a KV entry at a tree slot. For a memory-bound model, recomputing all
+    of these tokens costs about as much as one token, and saves moving cache rows.
     """
 
     def forward(
@@ -338,7 +338,7 @@ class HeadStep(CallStep[ModelCall]):
 
 
 class GrowStep(CallStep[ModelCall]):
-    """Attach the W best candidates, run them through the draft model, offer their top-k continuations."""
+    """Attach the W best candidates, run the draft model on them, and add their top-k continuations to the pool."""
 
     def forward(
         self,
@@ -388,8 +388,8 @@ class ReadStep(CallStep[ModelCall]):
 class GuessStep(CallStep[ModelCall]):
     """Head draft before acceptance: run a possible successor of each of W nodes.
 
-    The KV entry of row r is written after the tree's, to slot root + N + r. The top-k candidates are written to
-    ``edges`` and ``candidates``, not into the tree.
+    The KV entry of row r is written to slot root + N + r, after the slots of the tree. The top-k candidates are written
+    to ``edges`` and ``candidates``, not into the tree.
     """
 
     def forward(

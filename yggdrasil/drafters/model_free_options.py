@@ -34,8 +34,8 @@ class NGramOptions:
 class StatisticsOptions:
     """Options of the n-gram statistics: counts of the request's text, and a static ``table``."""
 
-    text: bool = True
-    table: bool = True
+    text: bool = True  # count the request's text; must be True
+    table: bool = True  # also draft from a static n-gram table
 
     def __post_init__(self) -> None:
         if not self.text:
@@ -49,4 +49,4 @@ class ClassOptions:
     drafter: str
 
 
-ModelFreeOptions: TypeAlias = NGramOptions | StatisticsOptions | ClassOptions  # of model-free drafters
+ModelFreeOptions: TypeAlias = NGramOptions | StatisticsOptions | ClassOptions  # options of any model-free drafter

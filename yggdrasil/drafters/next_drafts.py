@@ -1,8 +1,8 @@
 """Drafts of the next iteration, launched before the host knows what the target accepts.
 
-The drafter reads the accepted tokens, and a head their hidden states, on the device, while the host reads what was
-accepted. With model-free drafters the tree is also copied to the host, which waits once for both, extends the tree and
-writes it back.
+On the device, the drafter reads the accepted tokens, and a head also reads their hidden states, while the host reads
+the pass's result. With model-free drafters the tree is also copied to the host, which waits once for result and tree,
+extends the tree and writes it back.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ class NextDrafts:
         target: the model whose passes the drafts follow.
         tree: the tree that the drafter grows.
         most: the largest number of rows of a target pass.
-        copies: copy drafted trees to ``host``.
+        copies: copy drafted trees to ``host``, which is None otherwise.
     """
 
     def __init__(
@@ -46,16 +46,16 @@ class NextDrafts:
         self._captures: dict[tuple[int, int], Capture] = {}
 
     def serves(self, drafter: object) -> bool:
-        """Return whether ``drafter`` is the constructor's drafter; a drafter that wraps it may grow other trees."""
+        """Return whether ``drafter`` is the constructor's drafter itself, not a wrapper, which may grow other trees."""
         return drafter is self._drafter
 
     @property
     def can_launch(self) -> bool:
-        """Whether the drafter has read all tokens that the host knows, so that only the accepted ones are left."""
+        """Whether the drafter has read all tokens that the host knows, so that only tokens of a pass are unread."""
         return self._drafter.is_current
 
     def launch(self, outputs: Sequence[Tensor], rows: int, budget: Budget) -> None:
-        """Launch drafts below the tokens that a launched pass commits, and with ``host`` the copy of the tree there.
+        """Launch drafts below the tokens that a launched pass commits, and the tree's copy to ``host`` if not None.
 
         The drafter's next ``extend`` gets these tokens. If ``extend`` gets more tokens than a head draft reads, or if
         the next tree has another budget, the drafts are not used.
@@ -63,6 +63,7 @@ class NextDrafts:
         Args:
             outputs: the pass's outputs on the device, as ``CapturedTarget.verify`` returns them.
             rows: number of rows of the pass.
+            budget: depth and width of the tree to draft; its width must not be None.
         """
         assert budget.width is not None
         self._passed.write(outputs, rows, self._drafter.num_certain)
@@ -76,9 +77,9 @@ class NextDrafts:
         return self._drafter.has_grown(budget)
 
     def captures(self, depths: Sequence[int]) -> Iterator[Capture]:
-        """Yield the CUDA graphs of drafts of each of ``depths`` draft steps, and of single copies.
+        """Yield the CUDA graphs of drafts of each of ``depths`` draft steps, and of copies without drafts.
 
-        Each must be prepared (run once) between requests.
+        Each graph must be prepared (run once) between requests.
         """
         if self.host is not None:
             yield from self.host.captures()

@@ -48,10 +48,10 @@ class NGramDrafter:
     def propose(self, tree: TokenTree, budget: Budget) -> None:
         """Attach the best ``budget.width`` distinct continuations of the text's last tokens, as one tree.
 
-        There are four if ``budget.width`` is None. A continuation adds at most one node per level, for at most
-        ``budget.depth`` and ``max_draft_len`` levels. Its i-th token (from 0) after a match of m tokens has the
-        probability ``agreement(m + i)``. A later sibling gets this share of the probability that its earlier siblings
-        leave.
+        Four continuations are attached if ``budget.width`` is None. A continuation adds at most one node per level, for
+        at most ``budget.depth`` and ``max_draft_len`` levels. The i-th token (from 0) of a continuation after a match
+        of m tokens has the probability ``agreement(m + i)``. A later sibling gets this share of the probability that
+        its earlier siblings leave.
         """
         self._read()
         guesses, width = _Trie(), budget.width or _BRANCHES
@@ -66,7 +66,7 @@ class NGramDrafter:
         return ()
 
     def _read(self) -> None:
-        # Deferred to the next draft: the last tokens of a request may be after its end, and never get here.
+        # Deferred to the next draft, because a request's last tokens may lie after its end, and are then not added.
         self._pool.append(self._pending)
         self._pending = []
 

@@ -34,9 +34,10 @@ class PassedRows:
         """Copy the result of a launched pass without waiting for it.
 
         Args:
-            outputs: the pass's result, beginning as ``VerifyStep`` returns its summary, then [rows, H] of each layer.
+            outputs: the pass's packed result, which begins with the first 2 + 2 * ``rows`` entries of the summary of
+                ``VerifyStep``, then the hidden states [rows, H] of each layer.
             rows: number of rows of the pass.
-            num_certain: committed tokens before the pass, prompt included.
+            num_certain: number of committed tokens before the pass, prompt included.
         """
         num_words = 2 + 2 * rows
         self._summary[:num_words].copy_(outputs[0][:num_words])
@@ -49,16 +50,16 @@ class PassedRows:
         return self._summary[:1].clamp(1, self.most)
 
     def root(self) -> Tensor:
-        """Return the index in the text of the last of these tokens, the root of the next tree, [1] int64."""
+        """Return the index in the text of the last token that the pass commits, the next tree's root, [1] int64."""
         return self._place.tensor[:1] + self.count() - 1
 
     def tokens(self) -> Tensor:
-        """Return the tokens that the pass commits, [most] int64. Entries from ``count`` on have no meaning."""
+        """Return the ids of the tokens that the pass commits, [most] int64. Entries from ``count`` on are arbitrary."""
         first = 2 + self._place.tensor[1:]
         return self._summary[(first + self._numbers()).clamp(max=len(self._summary) - 1)]
 
     def states(self) -> Tensor:
-        """Return the hidden states from which ``tokens`` were chosen, [most, num_layers * H], layer after layer."""
+        """Return the hidden states from which ``tokens`` were chosen, [most, num_layers * H], layers concatenated."""
         rows = self._summary[2 + self._numbers()]
         return self._states[rows.clamp(0, len(self._states) - 1)].flatten(1)
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class Step(NamedTuple):
     """One step (compiled model call) of a proposal, as ``Drafter.cost`` lists it."""
 
-    name: str  # of the runner's step, such as "grow"
-    width: int  # rows
+    name: str  # name of the runner's step, such as "grow"
+    width: int  # rows of the step
 
 
 class Budget(NamedTuple):
@@ -32,17 +32,17 @@ class Budget(NamedTuple):
 
     depth: int  # the most levels below the root
     width: int | None = None  # the most nodes per level; None if only the tree's capacity limits them
-    is_first: bool = True  # no other drafter has proposed below this root; if False, add to the present nodes
+    is_first: bool = True  # no other drafter has proposed below this root; if False, extend the present tree
 
 
 @dataclass(frozen=True)
 class DraftSteps:
-    """A drafter's compiled steps, as the engine runs them. They number nodes in the order in which they attach them."""
+    """A drafter's compiled steps, as the engine runs them. The steps number nodes in the order of attachment."""
 
     runner: "ModelRunner"
-    knots: Tensor  # [M] float32 calibration table, written by a calibration
+    knots: Tensor  # [M] float32 acceptance calibration, which a calibration writes in place
     head: Callable[[], None]  # runs the head draft; if it is not called, ``propose`` runs the head draft
-    pretend_context: Callable[[int, int], None]  # (length, root token): pretends a context, to time steps
+    pretend_context: Callable[[int, int], None]  # (count, root token id): acts as if so many were cached, to time steps
     # Runs tail drafts and early head drafts, which a schedule may place before the end of the target's verification
     # (Yggdrasil paper, section 5.1). If it is None, the next head draft runs all accepted tokens.
     tail: "DraftModel | None" = None
@@ -68,8 +68,8 @@ class Drafter(Protocol):
     def begin(self, tokens: Sequence[int]) -> None:
         """Start a request with the committed ``tokens`` (token ids, at least one).
 
-        They are the whole prompt, or its first tokens; ``extend`` then passes the rest of the prompt. A drafter may
-        keep its state for the prefix shared with the last request's text.
+        ``tokens`` are the whole prompt, or the first tokens of the prompt; ``extend`` then passes the other tokens. A
+        drafter may keep its state for the prefix that ``tokens`` share with the last request's text.
         """
 
     def extend(self, tokens: Sequence[int], states: Mapping[int, Tensor]) -> None:
@@ -77,7 +77,7 @@ class Drafter(Protocol):
 
         Args:
             states: for each layer that ``capabilities`` names, the target's hidden states [len(tokens), H]; row i is
-                that of the token before ``tokens[i]``. Empty if ``capabilities`` names no layer.
+                the hidden state of the token before ``tokens[i]``. Empty if ``capabilities`` names no layer.
         """
 
     def propose(self, tree: TokenTree, budget: Budget) -> None:
@@ -87,7 +87,7 @@ class Drafter(Protocol):
         """
 
     def cost(self, budget: Budget) -> Sequence[Step]:
-        """Return the steps (compiled model calls) that a proposal with ``budget`` runs; empty if it runs no model.
+        """Return the steps (compiled model calls) that a proposal with ``budget`` runs; empty if no model runs.
 
         A drafter without steps proposes in every iteration. A drafter with steps proposes only if the policy expects a
         gain. Budgets of equal width have steps of the same kinds.
@@ -95,15 +95,15 @@ class Drafter(Protocol):
 
 
 def is_model_free(drafter: Drafter) -> bool:
-    """Return whether ``drafter.cost`` has no steps, so that the policy counts no time for its proposals."""
+    """Return whether ``drafter.cost`` returns no steps, so that the policy counts no time for the proposals."""
     return not drafter.cost(Budget(depth=1, width=1))
 
 
 def propose_in(drafter: Drafter, tree: TokenTree, root: int, budget: Budget) -> None:
     """Let ``drafter`` attach nodes to ``tree`` below ``root``, the token id of the last committed token.
 
-    If ``budget.is_first``, the tree is first replaced by that root: here, or by a drafter that has the capability
-    ``plants_root``.
+    If ``budget.is_first``, the tree is first replaced by that root. A drafter with the capability ``plants_root`` does
+    this in its ``propose``; for any other drafter this function does it.
     """
     if budget.is_first and not drafter.capabilities.plants_root:
         tree.plant(root)
@@ -116,7 +116,7 @@ def check_tree(tree: TokenTree, root: int, vocab_size: int, name: str) -> None:
     Args:
         root: token id of the last committed token.
         vocab_size: size of the target's vocabulary.
-        name: of the drafter, for the error message.
+        name: name of the drafter, for the error message.
 
     Raises:
         YggdrasilError: the tree has another root, or a token is outside the vocabulary.
@@ -130,10 +130,10 @@ def check_tree(tree: TokenTree, root: int, vocab_size: int, name: str) -> None:
 
 
 def num_kept(drafter: Drafter, tokens: Sequence[int]) -> int:
-    """Return how many of the first ``tokens`` of a prompt the drafter needs no hidden states for.
+    """Return the length of the prefix of ``tokens``, a prompt, for which the drafter needs no hidden states.
 
-    All of them if it reads no hidden states; otherwise what its ``capabilities.num_kept`` returns, such as the number
-    that it has cached from the last request; 0 without that function.
+    It is ``len(tokens)`` if the drafter reads no hidden states. Otherwise it is the result of
+    ``capabilities.num_kept``, such as the number of tokens cached from the last request, or 0 without that function.
     """
     capabilities = drafter.capabilities
     if not capabilities.layers:
@@ -149,7 +149,8 @@ def is_users(drafter: Drafter) -> bool:
 class DrafterGroup:
     """Drafter that lets each of ``drafters`` add nodes to the same tree, in order.
 
-    The trees of users' drafters are checked (``check_tree``) once ``vocab_size``, that of the target, is set.
+    Once ``vocab_size``, the size of the target's vocabulary, is set, a tree is checked (``check_tree``) after each
+    user's drafter has written it.
     """
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:

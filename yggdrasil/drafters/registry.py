@@ -46,13 +46,13 @@ _PROTOCOL = ("name", "capabilities", "begin", "extend", "propose", "cost")
 def is_model_free_name(name: str) -> bool:
     """Return whether ``name`` is "none", a registered model-free drafter or a user's ``module:Class``.
 
-    Any other name is that of a draft model or head: a folder, GGUF file, hub id or ``yggdrasil:NAME``.
+    Any other name denotes a draft model or head: a folder, GGUF file, hub id or ``yggdrasil:NAME``.
     """
     return name == PLAIN or name in REGISTERED or is_own(name)
 
 
 def is_own(name: str) -> bool:
-    """Return whether ``name`` has the form ``module:Class`` of a user's drafter, which ``yggdrasil:NAME`` has not."""
+    """Return whether ``name`` has the form ``module:Class`` of a user's drafter; False for ``yggdrasil:NAME``."""
     return not name.startswith(PREFIX) and is_own_class(name)
 
 
@@ -62,9 +62,9 @@ def missing_names(drafter: object) -> list[str]:
 
 
 def make_drafter(options: ModelFreeOptions) -> "Drafter":
-    """Create the model-free drafter of ``options``.
+    """Create the model-free drafter that ``options`` describe.
 
-    N-gram statistics get the default scorer and no table; ``StatisticsDrafter.load`` reads a calibration's.
+    N-gram statistics get the default scorer and no table. ``StatisticsDrafter.load`` reads those of a calibration.
 
     Raises:
         YggdrasilError: a user's class cannot be imported or is not a model-free drafter, or the native library, which
@@ -83,7 +83,7 @@ def own_drafter(name: str) -> "Drafter":
         YggdrasilError: the class cannot be imported or created, or is not a model-free drafter.
     """
     kind = own_class("drafter", name)
-    # Checked before it is called, because a plan may name any class.
+    # The class is checked before it is called, because a plan may name any class.
     lacking = missing_names(kind)
     if set(lacking) - {"name", "capabilities"}:  # __init__ may set these two
         raise YggdrasilError(f"the drafter {name} lacks {', '.join(lacking)}; docs/drafters.md has an example")
@@ -129,7 +129,7 @@ def named_drafters(names: Sequence[str], ngram: str = "") -> NamedDrafters:
         names: values of ``--drafter``: "none", "ngram", "text", "table", ``module:Class``, or one draft model or head.
             "text" is implied by a model and by "table". No names are the same as "none". Without the native library,
             "ngram" takes the place of "text" and "table".
-        ngram: value of ``--ngram``, options as ``name=value,name=value``; empty: the defaults.
+        ngram: value of ``--ngram``, options as ``name=value,name=value``; an empty string selects the defaults.
 
     Raises:
         YggdrasilError: names cannot be combined, no such head is shipped, or ``ngram`` is given without the n-gram
@@ -155,9 +155,10 @@ def named_drafters(names: Sequence[str], ngram: str = "") -> NamedDrafters:
 
 
 def _statistics(*, with_table: bool, beside: Sequence[ModelFreeOptions]) -> list[ModelFreeOptions]:
-    """Return the options of the n-gram statistics.
+    """Return the options of the n-gram statistics, as a list of one.
 
-    Without the native library, which counts n-grams, return those of the n-gram look-up if it is not in ``beside``.
+    Without the native library, which counts n-grams, return the default options of the n-gram look-up instead, or an
+    empty list if ``beside`` has options of the look-up.
     """
     from yggdrasil.native import is_native
 

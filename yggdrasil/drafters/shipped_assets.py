@@ -13,7 +13,7 @@ _HEADS, _TABLES = _ASSETS / "heads", _ASSETS / "tables"
 
 
 def resolve_shipped_head(name: str) -> str:
-    """Return the folder of the shipped draft head ``yggdrasil:NAME``; any other name unchanged.
+    """Return the folder of the shipped draft head ``yggdrasil:NAME``; return any other ``name`` unchanged.
 
     Raises:
         YggdrasilError: the package has no head of this name.
@@ -32,7 +32,7 @@ def table_folder(fingerprint: str) -> Path | None:
     """Return the folder with the shipped n-gram table and scorer of a model; None if the package has none.
 
     Args:
-        fingerprint: of the model's checkpoint.
+        fingerprint: fingerprint of the model's checkpoint.
     """
     folder = _TABLES / fingerprint
     return folder if folder.is_dir() else None

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypeAlias
 
-Kind: TypeAlias = Literal["plain", "model_free", "drafted"]  # of iteration
+Kind: TypeAlias = Literal["plain", "model_free", "drafted"]  # kinds of iterations
 
 
 def lower_envelope(measured: Mapping[int, float]) -> dict[int, tuple[float, int]]:
     """Map each width, ascending, to its cheapest step: (milliseconds, compiled width that serves it by padding).
 
-    A step may be slower than a wider one, which then serves its width too. Ties go to the narrower step.
+    If a step is slower than a wider step, the wider step serves both widths. Ties go to the narrower step.
 
     Args:
         measured: compiled width -> milliseconds of a step.
@@ -37,12 +37,12 @@ def lower_envelope(measured: Mapping[int, float]) -> dict[int, tuple[float, int]
 class StepCosts:
     """Measured costs of one decode iteration, in milliseconds.
 
-    ``head_ms`` is the head draft: the drafter's pass over the newly committed tokens. It is followed by ``depth`` draft
-    steps. Each but the last takes ``draft_ms`` (empty without a draft model or head). The last draft step only attaches
-    nodes, and its time is part of ``overhead_ms``. ``verify_ms`` must not fall as the width grows (``lower_envelope``).
-    ``plain_ms`` is a whole iteration of plain decoding, including its overhead.
-    ``model_free_overhead_ms`` is the overhead of an iteration with model-free drafts only, if there is a draft model or
-    head too. ``reading_ms`` is the drafter's prefill time per token of a prompt or of an accepted model-free draft.
+    ``head_ms`` is the head draft: the drafter's pass over the newly committed tokens. Each of the draft steps that
+    follow, except the last, takes ``draft_ms``, which is empty without a draft model or head. The last draft step only
+    attaches nodes, and its time is part of ``overhead_ms``. ``verify_ms`` must not fall as the width grows
+    (``lower_envelope``). ``plain_ms`` is a whole iteration of plain decoding, including its overhead.
+    ``model_free_overhead_ms`` is the overhead of an iteration with model-free drafts only; None stands for
+    ``overhead_ms``. ``reading_ms`` is the drafter's prefill time per token of a prompt or accepted model-free draft.
 
     Raises:
         ValueError: a cost is missing, negative or infinite; the message lists every fault.
@@ -91,9 +91,9 @@ class StepCosts:
         """Return the milliseconds of one iteration: drafting, verification and overhead.
 
         Args:
-            width: draft width; 0 verifies model-free drafts only.
-            depth: number of draft steps; 0 is an iteration of plain decoding, whatever the widths.
-            verify_width: rows of the target's pass.
+            width: draft width, a key of ``draft_ms``; 0 verifies model-free drafts only.
+            depth: number of draft steps; 0 is an iteration of plain decoding, and then the widths are not used.
+            verify_width: rows of the target's pass, a key of ``verify_ms``.
         """
         if depth == 0:
             return self.plain_ms

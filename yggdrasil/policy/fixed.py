@@ -12,7 +12,7 @@ from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 class FixedPolicy:
     """Policy that chooses the same tree shape in every iteration. A draft width of 1 drafts a chain.
 
-    Where ``wants_model_free`` is set, the engine grows model-free drafts, which extend the tree.
+    If ``wants_model_free`` is set to True, the engine adds model-free drafts to each drafted tree.
     """
 
     wants_model_free = False
@@ -43,7 +43,7 @@ class FixedPolicy:
 
 
 class ModelFreePolicy(FixedPolicy):
-    """Policy that verifies ``verify_width`` nodes of every model-free tree, or decodes plainly without drafts."""
+    """Policy that verifies ``verify_width`` nodes of every model-free tree, and decodes plainly if there is no tree."""
 
     wants_model_free = True
 
@@ -54,7 +54,7 @@ class ModelFreePolicy(FixedPolicy):
     def choose(
         self, context: int, model_free: ModelFree | None = None, features: Features | None = None
     ) -> Decision | None:
-        """Return a decision to verify ``model_free``, or a plain step if it is None or expects no accepted token."""
+        """Return a decision to verify ``model_free``; a plain step if it is None or no accepted token is expected."""
         if model_free is None or model_free.expected[-1] <= 1.0:
             return self._decision
         return Decision(TreeShape(0, model_free.depth, self._verify_width))

@@ -42,9 +42,9 @@ def objective_value(tokens: Number, milliseconds: Number, objective: Objective =
 def least_useful_probability(costs: Iterable[StepCosts]) -> float:
     """Return the probability of a node's path below which verifying the node costs more time than it can save.
 
-    The cost of one more row is the smallest slope of a pass's milliseconds over its width, in plain steps. The result
-    is half of it, because nodes with low scores are accepted up to twice as often as estimated. It is 0 if no context
-    has two verify widths.
+    The cost of one more row, in plain steps, is the smallest slope of a pass's time over its width, divided by the time
+    of a plain step. The result is half of this cost, because nodes with low scores are accepted up to twice as often as
+    estimated. It is 0 if no context has two verify widths with different times.
 
     Args:
         costs: step costs at each measured context length.
@@ -58,7 +58,7 @@ def least_useful_probability(costs: Iterable[StepCosts]) -> float:
 
 
 class Decision(NamedTuple):
-    """The tree shape of one iteration, with its expected tokens and milliseconds; 0 ms where no costs are known."""
+    """The tree shape of one iteration, with the iteration's expected tokens and milliseconds (0 if not known)."""
 
     shape: TreeShape
     tokens: float = 1.0  # expected, bonus token included
@@ -67,7 +67,7 @@ class Decision(NamedTuple):
     # Tokens that model-free drafts alone are expected to give, before the acceptance correction if the tree has only
     # model-free drafts, after it if the tree is drafted.
     estimated: float = 1.0
-    rate_without: float = 0.0  # of a drafted tree: expected tokens a millisecond without the drafter; 0 if not known
+    rate_without: float = 0.0  # for a drafted tree: expected tokens a millisecond without the drafter; 0 if not known
 
     @property
     def kind(self) -> Kind:
@@ -78,7 +78,7 @@ class Decision(NamedTuple):
 
 
 class ModelFree(NamedTuple):
-    """A tree of model-free drafts: expected tokens at each verify width, bonus included, and number of levels."""
+    """A tree of model-free drafts: expected tokens at each verify width, bonus token included, and number of levels."""
 
     expected: Sequence[float]
     depth: int
@@ -112,7 +112,7 @@ class PassValues:
     def best(
         self, expected: Sequence[float], first: int = 0, correction: float = 1.0, most: float = inf
     ) -> tuple[int, float]:
-        """Return the index of the verify width with the highest value, and the expected tokens there.
+        """Return the index of the verify width with the highest value, and its corrected and limited expected tokens.
 
         Ties go to the narrower width.
 
@@ -133,7 +133,7 @@ class PassValues:
 
 
 class ShapeTable:
-    """Argmax of the objective over (width, depth, verify width), with everything static computed once.
+    """Argmax of the objective over (width, depth, verify width); the time of every shape is computed once.
 
     ``ratios[width]`` [D, D, V], indexed by depth, level and verify width, is the survival of a tree shape at a level,
     P(accepted length >= level), over the predicted survival. It depends on the depth, because a tree of fewer draft
@@ -164,7 +164,7 @@ class ShapeTable:
         self._value = objective_value(np.ones_like(milliseconds), milliseconds, objective)  # [N], of a token
 
     def best_tree(self, survival: FloatArray) -> Decision:
-        """Return the tree shape with the highest objective value, with its expected tokens, as a decision.
+        """Return a decision with the tree shape of the highest objective value and its expected tokens, but no time.
 
         Args:
             survival: [D]; ``survival[d - 1]`` is P(accepted length >= d).
@@ -205,8 +205,8 @@ class DraftedTrees:
         ratios: survival of each shape relative to the predicted survival, by draft width (see ``ShapeTable``).
         mean_survival: [D] P(accepted length >= d), the mean over the calibration's text.
         depth: the depth predictor, or None to use ``mean_survival`` for every tree.
-        added_tokens: accepted tokens that the drafter adds if no model-free draft is expected to be accepted. If it is
-            None, it is the expected tokens of a typical tree, bonus token excluded.
+        added_tokens: accepted tokens that the drafter adds if no model-free draft is expected to be accepted. None
+            stands for the expected tokens of a typical tree, bonus token excluded.
     """
 
     def __init__(
@@ -233,11 +233,11 @@ class DraftedTrees:
         return self._typical[here].tokens - 1.0 if self._added_tokens is None else self._added_tokens
 
     def typical(self, here: int, model_free: Decision | None, correction: float = 1.0) -> Decision:
-        """Return the best shape for the calibration's mean acceptance, with its expected tokens, as a decision.
+        """Return a decision with the best shape for the calibration's mean acceptance, and its expected tokens.
 
         A drafted tree also contains the model-free drafts. With ``model_free``, the decision has the larger of the two
-        verify widths and t + a / t expected tokens, where t are the expected tokens of ``model_free`` and a is the
-        result of ``added`` times ``correction``.
+        verify widths and t + a / t expected tokens, where t is the number of expected tokens of ``model_free`` and a is
+        the result of ``added`` times ``correction``.
 
         Args:
             model_free: the decision to verify model-free drafts alone, or None if there are no such drafts.

@@ -34,10 +34,10 @@ INHERITED = 12.0  # tokens, prior included: the greatest weight of earlier reque
 class ObjectivePolicy:
     """Policy that chooses the highest objective value, within a regret budget for each kind of speculation.
 
-    ``costs`` maps context lengths to the step costs measured there. The nearest one is used, multiplied by the present
-    latency scales. ``ratios``, ``mean_survival``, ``depth`` and ``added_tokens`` describe the drafter's trees
-    (``DraftedTrees``); without ratios only model-free drafts are verified. ``is_head_first``: the head draft runs
-    before the depth is chosen, so a plain step that is chosen afterwards has cost a head draft.
+    ``costs`` maps context lengths (tokens) to the step costs measured there. The costs of the nearest length are used,
+    multiplied by the present latency scales. ``ratios``, ``mean_survival``, ``depth`` and ``added_tokens`` describe the
+    drafter's trees (``DraftedTrees``); if ``ratios`` is empty, only model-free drafts are verified. ``is_head_first``
+    says that the head draft runs before the depth is chosen, so that a plain step chosen afterwards includes its time.
     """
 
     def __init__(
@@ -64,8 +64,8 @@ class ObjectivePolicy:
         self._model_free = [PassValues(each, each.model_free_iteration_overhead_ms, objective) for each in self._costs]
         self._pruning: dict[tuple[int, int, int], PassValues] = {}  # by (index of costs, draft width, depth)
         self._scales = LatencyScales(max(len(each.verify_widths) for each in self._costs))
-        self._correction = AcceptanceCorrection()  # of model-free drafts
-        self._added = AcceptanceCorrection()  # of the tokens that drafting adds to these
+        self._correction = AcceptanceCorrection()  # of the accepted tokens of model-free drafts
+        self._added = AcceptanceCorrection()  # of the accepted tokens that drafting adds to model-free drafts
         self._budgets: dict[Kind, RegretBudget] = {"model_free": RegretBudget(), "drafted": RegretBudget()}
         self._here = self._scaled = 0  # index of the costs in use, and of those whose values are scaled
         self._is_cold = True  # no iteration of this request is finished
@@ -112,8 +112,8 @@ class ObjectivePolicy:
     def best_model_free(self, tree: ModelFree) -> Decision | None:
         """Return a decision to verify ``tree``, the n-gram statistics' drafts, at the best verify width above 1.
 
-        None if no drafted token is expected to be accepted, or the regret budget of model-free drafts is closed. It
-        uses the costs of the context of the last ``choose``.
+        Returns None if no drafted token is expected to be accepted, or if the regret budget of model-free drafts is
+        closed. The costs are those of the context length of the last ``choose`` or ``prune``.
         """
         if tree.expected[-1] <= 1.0 or not self._budgets["model_free"].is_open:
             return None
@@ -262,7 +262,7 @@ class LatencyScales:
     spent on arithmetic.
     """
 
-    COMMON_RATE, OWN_RATE = 0.1, 0.1  # share of a log deviation by which all factors move, and the step's own also
+    COMMON_RATE, OWN_RATE = 0.1, 0.1  # shares of a log deviation that move all factors, and the step's factor further
     PAUSE = 1.5  # ratios to the prediction are clipped to 1/PAUSE .. PAUSE: the rest is a pause of the machine
     FARTHEST = 10.0  # the first step sets all factors within 1/FARTHEST .. FARTHEST
 
@@ -273,13 +273,15 @@ class LatencyScales:
     def observe(self, step: int, predicted_ms: float, milliseconds: float, *, is_cold: bool = False) -> None:
         """Update the factors by the time of one iteration.
 
-        The first iteration that is not cold sets all factors at once, because the machine may be busy or another.
+        The first iteration that is not cold scales all factors by its whole ratio, because the machine may be busy or
+        may not be the measured one.
 
         Args:
-            step: index of the factor: 0 is plain, i > 0 model-free drafts at verify width i, -1 any drafted tree.
+            step: index of the factor: 0 is plain, i > 0 model-free drafts at the i-th verify width, -1 a drafted tree.
             predicted_ms: the iteration's predicted time with the present factors.
-            milliseconds: its measured time.
-            is_cold: the iteration follows a prefill, which fills the CPU caches, so it can only lower the factors.
+            milliseconds: the iteration's measured time.
+            is_cold: the iteration follows a prefill, which fills the CPU caches; such an iteration can only lower the
+                factors.
         """
         ratio = milliseconds / predicted_ms
         if not (self._is_known or is_cold):
@@ -297,7 +299,7 @@ class LatencyScales:
         return {"factors": list(self.factors)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Replace the factors by ``state``, a result of ``state()``. A new policy's first step rescales all of them.
+        """Replace the factors by ``state``, a result of ``state()``. A new policy's ``observe`` then rescales them.
 
         Raises:
             ValueError: ``state`` has another number of factors.
@@ -310,8 +312,8 @@ class LatencyScales:
 class AcceptanceCorrection:
     """Correction of expected accepted tokens, kept across requests: a moving ratio of accepted to estimated tokens.
 
-    Scores are products of calibrated probabilities. They assume that edges are independent and that every text is like
-    the calibration's. The ratio has a prior of 4 tokens with a correct estimate.
+    Scores are products of calibrated probabilities. Such a product assumes that edges are independent and that every
+    text is like the calibration's. The ratio has a prior of 4 tokens with a correct estimate.
     """
 
     def __init__(self) -> None:

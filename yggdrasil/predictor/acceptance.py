@@ -28,7 +28,11 @@ FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 
 @dataclass(frozen=True, eq=False)
 class AcceptanceCalibration:
-    """A monotone map from draft log-probability to log-acceptance, given at K uniform knots: rising, below 0."""
+    """A map from draft log-probability to log-acceptance, as values at K uniform knots that never fall and are below 0.
+
+    Raises:
+        ValueError: ``knots`` is not [128] float32, is not finite, falls, or reaches 0.
+    """
 
     knots: npt.NDArray[np.float32]  # [K] log acceptance at KNOT_LOG_PROBABILITY
 
@@ -70,7 +74,7 @@ class AcceptanceCalibration:
         return cls(_clip_increasing(smooth + TILT * KNOT_LOG_PROBABILITY))
 
     def __call__(self, log_probability: FloatArray) -> npt.NDArray[np.float32]:
-        """Return log-acceptance in the shape of ``log_probability``; beyond the knots the end values are used."""
+        """Return log-acceptance, float32 in the shape of ``log_probability``, which is clamped to -12 .. 0."""
         return np.interp(log_probability, KNOT_LOG_PROBABILITY, self.knots).astype(np.float32)
 
     def to_arrays(self) -> dict[str, npt.NDArray[np.float32]]:
@@ -89,7 +93,7 @@ class AcceptanceCalibration:
 
 
 def _mean_around_knots(inputs: npt.NDArray[np.float64], values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return at each knot the mean of ``values``, weighted by proximity [K]; knots without values are interpolated.
+    """Return at each knot the proximity-weighted mean of ``values``, [K]; knots without values are interpolated.
 
     NOTE: evaluating the isotonic fit at probability 1 instead would use its last step, which is overfitted and has
     most edges. Under these weights the mean of a rising fit still rises.
@@ -105,7 +109,7 @@ def _mean_around_knots(inputs: npt.NDArray[np.float64], values: npt.NDArray[np.f
 
 
 def _smooth(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Smooth over five knots. Odd reflection at the ends keeps a straight line unchanged."""
+    """Smooth ``values`` [K] over five knots. Odd reflection at the ends keeps a straight line unchanged."""
     kernel = np.array([1.0, 2.0, 3.0, 2.0, 1.0]) / 9.0
     padded = np.pad(values, len(kernel) // 2, mode="reflect", reflect_type="odd")
     return np.convolve(padded, kernel, mode="valid")

@@ -23,9 +23,10 @@ class Learned:
     acceptance: AcceptanceCalibration
     depth: DepthPredictor
     reads: FeatureSizes  # sizes of the parts of the depth predictor's input
-    mean_survival: npt.NDArray[np.float32]  # [D] P(accepted length >= d) of the reference tree, training documents
-    ratios: dict[int, npt.NDArray[np.float32]]  # draft width -> [D budget, D level, V verify widths]
-    # Accepted tokens that a drafted tree adds where model-free drafts expect none; None: not fitted.
+    mean_survival: npt.NDArray[np.float32]  # [D] P(accepted length >= d) of the unpruned tree of the widest draft width
+    # Draft width -> [D depths, D levels, V verify widths], survival of a shape over ``mean_survival`` (``ShapeTable``).
+    ratios: dict[int, npt.NDArray[np.float32]]
+    # Accepted tokens that a drafted tree adds if no model-free draft is expected to be accepted; None: not fitted.
     added_tokens: float | None = None
 
     def __post_init__(self) -> None:

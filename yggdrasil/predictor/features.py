@@ -1,8 +1,9 @@
 """The inputs of the depth predictor, which are known before a tree is drafted. Numpy only.
 
-They have three parts, concatenated in this order: the target's hidden state of the last token; figures of the text's
-repetition; and the drafter's log-probabilities of the first level, which its head draft computes before the depth is
-chosen. All depend on the text alone, not on earlier trees, so features recorded offline equal those during decoding.
+The inputs have three parts, concatenated in this order: the target's hidden state of the last token; figures of the
+text's repetition; and the drafter's log-probabilities of the first level, which its head draft computes before the
+depth is chosen. All parts depend on the text alone, not on earlier trees, so features recorded offline equal those of
+decoding.
 
 Dims: H hidden size, R repetition figures, K candidates of the root, F = H + R + K features.
 """
@@ -62,7 +63,7 @@ class Features(Protocol):
 
 
 class RepetitionFigures:
-    """Tracks how a text repeats itself, as R numbers. While a repetition lasts, drafts are usually accepted."""
+    """Tracks how a text repeats itself, as six numbers. While a repetition lasts, drafts are usually accepted."""
 
     def __init__(self) -> None:
         self.forget()
@@ -75,9 +76,9 @@ class RepetitionFigures:
         self._fast_rate = self._slow_rate = 0.0
 
     def resume(self, text: Sequence[int]) -> int:
-        """Return the number of tokens that were read before if ``text`` begins with them; else clear all and return 0.
+        """Return the number of tokens already read if ``text`` begins with all of them; else clear all and return 0.
 
-        The caller passes the rest of ``text`` to ``extend``.
+        The caller passes the tokens of ``text`` after these to ``extend``.
         """
         read = self.repetition.text
         if list(text[: len(read)]) != read:
@@ -97,8 +98,8 @@ class RepetitionFigures:
         """Return six numbers on how the end of the text repeats an earlier part, [6] float32.
 
         They are log1p of the repetition's length, of its distance (period), and of the number of tokens in a row that
-        it has predicted; a fast and a slow exponential moving average of the share of tokens predicted; and 1 if a
-        repetition is going on, else 0.
+        were predicted; a fast and a slow exponential moving average of the share of tokens predicted; and 1 if a
+        repetition is going on, else 0. Lengths and distances are in tokens.
         """
         period = self.repetition.period
         return np.array(
@@ -113,7 +114,7 @@ class RepetitionFigures:
 def read_features(features: Features, sizes: FeatureSizes) -> Float32Array:
     """Return the input of the depth predictor, [F] float32: ``hidden``, ``repetition`` and ``head`` of ``features``.
 
-    They are in this order. A part of size 0 is neither computed nor included.
+    The parts are concatenated in this order. A part whose size in ``sizes`` is 0 is neither computed nor included.
     """
     parts = []
     if sizes.hidden:

@@ -26,7 +26,7 @@ def calibrate_outputs(predictor: DepthPredictor, features: Float32Array, lengths
     """Return ``predictor`` with a Platt calibration of each depth's output, fitted on validation positions.
 
     A slope and a shift of depth d are fitted on positions with length >= d - 1, and folded into the output weights. A
-    depth keeps its weights if there are fewer than 20 such positions, or if all or none of them reach it.
+    depth keeps its weights if there are fewer than 20 such positions, or if all or none of these reach d.
 
     Args:
         features: [n, F] input features of the positions.
@@ -50,11 +50,11 @@ def calibrate_outputs(predictor: DepthPredictor, features: Float32Array, lengths
 def fit_platt(logits: FloatArray, reached: npt.NDArray[np.bool_]) -> tuple[float, float]:
     """Return (slope >= 0, shift) that minimise the log-loss of the logits ``slope * logit + shift``.
 
-    A prior pulls them towards (1, 0).
+    A prior pulls slope and shift towards (1, 0). The slope is at most 10, the shift between -20 and 20.
 
     Args:
         logits: [n] the predictor's logits that a draft reaches a given depth.
-        reached: [n] whether it reached that depth.
+        reached: [n] whether the draft reached that depth.
     """
     from scipy.optimize import minimize  # type: ignore[import-untyped]
 

@@ -1,7 +1,7 @@
 """Detects that the end of a text repeats an earlier part of it.
 
-Greedy text falls into loops and copies from its prompt; there drafts are accepted for long. It costs one dictionary
-lookup per token and imports neither torch nor numpy.
+Greedy text falls into loops and copies from its prompt; in such stretches long drafts are accepted. Detection costs one
+dictionary lookup per token and imports neither torch nor numpy.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ class Repetition:
     def append(self, token: int) -> bool:
         """Append the token id ``token`` to the text, and return whether the current repetition had predicted it.
 
-        False without a repetition.
+        The result is False if there was no repetition.
         """
         is_hit = self._guess >= 0 and self.text[self._guess] == token
         self.text.append(token)
@@ -46,7 +46,7 @@ def count_repeated(prompt: Sequence[int], output: Sequence[int]) -> int:
     ``output`` (token ids).
     """
     text = [*prompt, *output]
-    continuations: dict[tuple[int, ...], int] = {}  # three tokens -> the one that came after them last
+    continuations: dict[tuple[int, ...], int] = {}  # three tokens -> the token that followed their last occurrence
     count = 0
     for position in range(NGRAM, len(text)):
         ngram = tuple(text[position - NGRAM : position])

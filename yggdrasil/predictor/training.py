@@ -33,7 +33,7 @@ MAX_EPOCHS = 80
 PATIENCE = 8
 EPOCHS_WITHOUT_VALIDATION = 5
 _SEED = 0
-_HELD_OUT, _VALIDATION = 0.25, 0.2  # share of the documents, and of those that are left
+_HELD_OUT, _VALIDATION = 0.25, 0.2  # share of all documents; share of the documents that are not held out
 
 
 class DocumentSplit(NamedTuple):
@@ -51,7 +51,7 @@ def split_documents(documents: IntArray, seed: int) -> DocumentSplit:
 
     Args:
         documents: document number of each position; repeated numbers count once.
-        seed: of the random order.
+        seed: seed of the random order.
     """
     order = np.random.default_rng(seed).permutation(np.unique(documents)).tolist()
     num_held_out = min(max(1, round(_HELD_OUT * len(order))), max(len(order) - 1, 0))
@@ -71,7 +71,7 @@ def train_depth_predictor(
     max_depth: int,
     sizes: FeatureSizes | None = None,
 ) -> tuple[DepthPredictor, DocumentSplit]:
-    """Train a depth predictor, and return it with the split of the documents, of which it has not seen the held-out.
+    """Train a depth predictor without the held-out documents, and return it with the split of the documents.
 
     Args:
         features: [n, F] float32 input features of n positions.
@@ -79,7 +79,7 @@ def train_depth_predictor(
         documents: [n] document number of each position; documents are split whole.
         max_depth: D, the number of depths to predict.
         sizes: sizes of the parts of ``features``. The hidden state is scaled down by ``HIDDEN_WEIGHT``: otherwise its
-            many values overfit before the other features are used. None: all features have the same scale.
+            many values overfit before the other features are used. With None, all features have the same scale.
     """
     split = split_documents(documents, _SEED)
     training, validation = (np.flatnonzero(np.isin(documents, part)) for part in (split.training, split.validation))
@@ -96,7 +96,7 @@ class _Data(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
-    """The best weights so far. Epoch 0 predicts constant rates."""
+    """The best weights so far, with epoch and validation loss. Epoch 0 is the initial network, with constant rates."""
 
     state: dict[str, Any]
     epoch: int
@@ -186,7 +186,7 @@ def _length_loss(logits: Tensor, lengths: Tensor) -> Tensor:
 
 
 def _train_epoch(model: nn.Sequential, optimizer: Optimizer, data: _Data) -> None:
-    """Run one shuffled epoch."""
+    """Train ``model`` for one epoch over ``data`` in shuffled batches."""
     import torch
 
     model.train()
@@ -200,7 +200,7 @@ def _train_epoch(model: nn.Sequential, optimizer: Optimizer, data: _Data) -> Non
 
 
 def _loss(model: nn.Sequential, data: _Data) -> float:
-    """Return the mean loss without dropout; infinity without data."""
+    """Return the mean loss over ``data`` without dropout; infinity if ``data`` is empty."""
     import torch
 
     if not len(data.inputs):

@@ -11,9 +11,10 @@ from yggdrasil.tree.token_tree import TokenTree
 
 
 class HostTree:
-    """Keeps a host copy, ``tree``, of a token tree that captured steps use; on CUDA it is in pinned memory.
+    """Host copy, ``tree``, of a token tree that captured steps use; on CUDA, ``tree`` is in pinned memory.
 
-    Nodes and candidates are copied to the host, and only nodes back. CUDA graphs make both copies.
+    Nodes and the pool's tokens and scores are copied to the host, and only nodes are copied back. CUDA graphs make both
+    copies.
     """
 
     def __init__(self, captured: TokenTree, recorder: Recorder) -> None:
@@ -27,22 +28,25 @@ class HostTree:
         self._fetch, self._write = recorder.capture(self.copy), recorder.capture(self._write_nodes)
 
     def copy(self) -> Sequence[Tensor]:
-        """Copy the captured nodes and candidates to ``tree``. Call it within a CUDA graph, then ``note_copy``."""
+        """Copy the nodes, pool tokens and pool scores of the captured tree to ``tree``, and return no tensors.
+
+        Call it in the work of a CUDA graph. Call ``note_copy`` after each launch of that graph.
+        """
         self._copy_all(self.tree, self._captured, ["pool_tokens", "pool_scores"])
         return ()
 
     def note_copy(self) -> None:
-        """Note that a CUDA graph with ``copy`` has been launched, for ``wait``."""
+        """Note that a CUDA graph with ``copy`` has been launched, so that ``wait`` waits for it; no effect on a CPU."""
         if self._copied is not None:
             self._copied.record()
 
     def wait(self) -> None:
-        """Wait for the last copy; ``tree`` may be read and extended then."""
+        """Wait until the copy that was noted last has ended. The host may then read and extend ``tree``."""
         if self._copied is not None:
             self._copied.synchronize()
 
     def fetch(self) -> None:
-        """Copy the captured tree to ``tree`` by a launch of its own, and wait for it."""
+        """Copy the captured tree to ``tree`` by launching a separate CUDA graph, and wait until the copy has ended."""
         self._fetch()
         self.note_copy()
         self.wait()
@@ -50,8 +54,8 @@ class HostTree:
     def write(self) -> None:
         """Copy the nodes of ``tree`` to the captured tree by one launch, without waiting.
 
-        The nodes must not change before the copy ends. The host changes them only after it has read the outcome of the
-        pass that follows the copy.
+        The nodes of ``tree`` must not change before the copy has ended, which is certain once the host has read the
+        outcome of a pass that was launched after the copy.
         """
         self._write()
 

@@ -7,8 +7,8 @@ class TreeShape(NamedTuple):
     """Shape of the tree that one iteration drafts and verifies.
 
     ``width`` is the number of nodes attached per draft step, ``depth`` the number of draft steps, ``verify_width`` the
-    number of nodes verified. Depth 0 is a plain step (``PLAIN_STEP``). Width 0 with a depth is a tree of model-free
-    drafts, without draft steps.
+    number of nodes verified, root included. Depth 0 is a plain step (``PLAIN_STEP``). Width 0 with a depth above 0 is a
+    tree of model-free drafts with at most ``depth`` levels, without draft steps.
     """
 
     width: int

@@ -6,8 +6,8 @@ precedes its children. Buffers are allocated once and written in place, since co
 Dims: N node capacity, K candidates per node, P = N*K pool entries, W attached nodes, V vocabulary.
 
 In an Equal-Growth Tree (paper section 4.2) every draft step attaches exactly W nodes, anywhere in the tree. Functions
-that do so are pure tensor functions, without data-dependent branches or shapes: they can be traced into the
-drafter's compiled step. A chain is the case W = 1.
+for these steps write the buffers in place by tensor operations without data-dependent branches or shapes, so they can
+be traced into the drafter's compiled steps. A chain is the case W = 1.
 """
 
 import math
@@ -28,32 +28,32 @@ from yggdrasil.native.portable import reweighed
 from yggdrasil.runtime.passes import HostView
 
 NO_SCORE = float("-inf")
-CONSIDERED = 16  # times K candidates of a node are compared by their draws if the target samples
+CONSIDERED = 16  # CONSIDERED * K candidates of a node are compared by their random draws if the target samples
 MIN_LOG_PROBABILITY = -12.0
 MIN_DESCENT = -1e-4  # largest score difference of a host-attached node to its parent; keeps prefixes by score connected
 
 
 @dataclass(frozen=True)
 class TokenTree:
-    """Nodes of one tree, and a pool of candidates that may become nodes. Entries without a finite score are stale."""
+    """Nodes of one tree, and a pool of candidates that may become nodes. Entries without a finite score are empty."""
 
     tokens: Tensor  # [N] int64
     parents: Tensor  # [N] int64, the root's is 0
     depths: Tensor  # [N] int64, the root's is 0
     scores: Tensor  # [N] float32, log of the estimated probability that the path is accepted; root 0
-    edges: Tensor  # [N] float32, the drafter's own log-probability of the token given its parent; root 0
+    edges: Tensor  # [N] float32, the drafter's log-probability of the token given its parent; root 0
     ancestors: Tensor  # [N, N] bool, row i marks the path from the root to i, both included
     pool_scores: Tensor  # [P] float32, score that a candidate would have as a node; -inf if attached or absent
-    pool_edges: Tensor  # [P] float32
+    pool_edges: Tensor  # [P] float32, the drafter's log-probability of the candidate given its node
     pool_tokens: Tensor  # [P] int64; the candidates of node i are entries i*K .. i*K+K-1
-    draws: Tensor | None = None  # [2] int64: key of the target's random draws, the root's index in the text
-    draw_weights: Tensor | None = None  # [3] float32, see ``reweighed``; 0 for a greedy target
+    draws: Tensor | None = None  # [2] int64: key of the target's random draws, index of the root in the text
+    draw_weights: Tensor | None = None  # [3] float32, see ``reweighed``; zeros for a greedy target
 
     @classmethod
     def allocate(cls, num_nodes: int, candidates: int, device: torch.device) -> "TokenTree":
         """Allocate a tree for ``num_nodes`` nodes, root included, with ``candidates`` entries per node in its pool.
 
-        It has no node, not even a root, until ``plant`` or ``plant_root`` is called.
+        The tree has no node, not even a root, until ``plant`` or ``plant_root`` is called.
 
         Raises:
             ValueError: either number is below 1.
@@ -90,7 +90,7 @@ class TokenTree:
 
     @property
     def num_nodes(self) -> int:
-        """N, the number of nodes for which the tree has room, root included; ``size`` is the number that it has."""
+        """N, the most nodes that the tree can hold, root included; ``size`` is the number of nodes that it holds."""
         return self.tokens.shape[0]
 
     @property
@@ -116,9 +116,9 @@ class TokenTree:
         return [*self.tensors(), self.draws, self.draw_weights]
 
     def take_nodes(self, other: "TokenTree") -> None:
-        """Copy the node buffers of ``other``, a tree of the same capacity, into this tree's.
+        """Copy the node buffers of ``other``, a tree of the same capacity, into the node buffers of this tree.
 
-        This tree's pool of candidates and draws stay as they are. The buffers keep their addresses, which steps hold.
+        The pool and the draws of this tree do not change. Buffers keep their addresses, which compiled steps hold.
         """
         for ours, theirs in zip(self.node_tensors(), other.node_tensors(), strict=True):
             ours.copy_(theirs)
@@ -126,8 +126,7 @@ class TokenTree:
     def root_guesses(self) -> Tensor:
         """Return the drafter's log-probabilities of the root's candidates, [K] float32 on the CPU; -inf where absent.
 
-        They are in the order in which the drafter added them, the likeliest first. Call it before the tree grows:
-        candidates that became nodes are absent.
+        The log-probabilities descend. Call this before the tree grows, because candidates that became nodes are absent.
         """
         first = slice(self.candidates)
         return torch.where(torch.isfinite(self.pool_scores[first]), self.pool_edges[first], NO_SCORE).cpu()
@@ -135,7 +134,7 @@ class TokenTree:
     def plant(self, token: int) -> None:
         """Remove all nodes and candidates of the tree, and make the token id ``token`` its root.
 
-        For the host; compiled steps use ``plant_root``.
+        Drafters on the host call this; compiled steps call ``plant_root``.
         """
         self.scores.fill_(NO_SCORE)
         self.pool_scores.fill_(NO_SCORE)
@@ -148,7 +147,7 @@ class TokenTree:
     def attach(self, parent: int, token: int, log_probability: float) -> int:
         """Add a node with the token id ``token`` below the node ``parent``, and return its index.
 
-        For drafters on the host; compiled steps use ``attach_best``.
+        Drafters on the host call this; compiled steps call ``attach_best``.
 
         Args:
             log_probability: estimated log-probability, at most 0, that ``token`` follows its parent.
@@ -181,16 +180,17 @@ class TokenTree:
     def graft(self, parents: Sequence[int], tokens: Sequence[int], log_probabilities: Sequence[float]) -> int:
         """Merge another tree, drafted on the host, into this one below the root, and return the number of nodes added.
 
-        A node that this tree has already is not added, and keeps its score. At the first node that finds no room, the
-        rest is dropped.
+        A node that this tree has already is not added, and keeps its score. If the tree is full, the next node to add
+        and all given nodes after it are dropped.
 
         Args:
             parents: for each given node, 0 if it is a child of the root, or j + 1 if it is a child of the given node j.
             tokens: token ids of the given nodes.
-            log_probabilities: of each token given its parent, at most 0.
+            log_probabilities: log-probability of each token given its parent, at most 0.
 
         Raises:
-            ValueError: a parent does not precede its child or a log-probability is positive; nothing is written then.
+            ValueError: a parent does not precede its child, a log-probability is positive, or the arguments differ in
+                length; nothing is written then.
         """
         scores = [score for score in self.scores.tolist() if math.isfinite(score)]
         size = len(scores)
@@ -227,7 +227,7 @@ class TokenTree:
         return len(above) - size
 
     def _marks(self, node: int, parents: Sequence[int]) -> list[bool]:
-        """Return the row [N] of ``node`` in ``ancestors``; ``parents`` has the parents of all nodes."""
+        """Return the row [N] of ``node`` in ``ancestors``. ``parents[i]`` is the parent of node i."""
         marks = [False] * self.num_nodes
         marks[0] = True
         while node:
@@ -246,7 +246,7 @@ class TokenTree:
 
 
 class Ranking:
-    """Ranking of one tree's nodes by descending score, ties by ascending number; computed in every iteration.
+    """Ranking of one tree's nodes by descending score, ties by ascending index; ``rank`` computes it.
 
     Args:
         verify_widths: the V widths for which expected tokens and depths are computed.
@@ -272,11 +272,11 @@ class Ranking:
             self._rank = direct("rank", self._native)
 
     def rank(self) -> list[float]:
-        """Rank the tree's nodes by score, for ``depth`` and ``order`` to read.
+        """Rank the tree's nodes by score; ``depth`` and ``order`` return facts of the last ranking.
 
         Returns:
-            For each verify width, in the order given to the constructor, the expected number of tokens of a pass over
-                the best nodes of that number, bonus token included.
+            For each verify width, in the order given to the constructor, the expected number of tokens that a pass over
+                so many of the best nodes gives, bonus token included.
 
         Raises:
             RuntimeError: the native library failed.
@@ -311,7 +311,7 @@ class Ranking:
 
 
 def _write(buffer: Tensor, first: int, rows: Sequence[float] | Sequence[Sequence[bool]]) -> None:
-    """Set the entries of ``buffer`` from ``first`` on. On a CPU, NumPy is 10x faster than a PyTorch call."""
+    """Copy ``rows`` to ``buffer`` from index ``first`` on. On a CPU, NumPy is 10x faster than a PyTorch call."""
     if buffer.device.type == "cpu":
         buffer.numpy()[first : first + len(rows)] = rows
     else:
@@ -322,8 +322,8 @@ def calibrated(log_probability: Tensor, knots: Tensor) -> Tensor:
     """Map a drafter's log-probabilities, of any shape, to estimated log-probabilities of acceptance.
 
     Args:
-        knots: [M] float32 results for M equally spaced log-probabilities from -12 to 0; those between are interpolated,
-            lower ones count as -12. All results are below 0, so a child's score is strictly below its parent's.
+        knots: [M] float32 results for M equally spaced log-probabilities from -12 to 0, with linear interpolation.
+            Arguments outside this range are clamped. All results are below 0, so a child's score is below its parent's.
     """
     last = knots.shape[0] - 1
     position = (log_probability.clamp(MIN_LOG_PROBABILITY, 0.0) - MIN_LOG_PROBABILITY) * (last / -MIN_LOG_PROBABILITY)
@@ -346,11 +346,11 @@ def plant_root(tree: TokenTree, token: Tensor) -> None:
 
 
 def offer_candidates(tree: TokenTree, nodes: Tensor, logits: Tensor, knots: Tensor) -> None:
-    """Add K tokens after each of ``nodes`` to the tree's pool of candidates, the likeliest to be accepted.
+    """Add to the tree's pool, for each of ``nodes``, the K next tokens that are likeliest to be accepted.
 
     Args:
         nodes: [W] int64 node indices.
-        logits: [W, V] of the drafter after these nodes.
+        logits: [W, V] logits of the drafter for the token after each of these nodes.
         knots: [M] float32 acceptance calibration, see ``calibrated``.
     """
     edges, tokens = likeliest(logits, num_considered(tree, logits.shape[-1]))
@@ -358,9 +358,9 @@ def offer_candidates(tree: TokenTree, nodes: Tensor, logits: Tensor, knots: Tens
 
 
 def num_considered(tree: TokenTree, most: int) -> int:
-    """Return how many of a node's likeliest tokens to ``offer``: K, or C = min(CONSIDERED * K, ``most``) for sampling.
+    """Return how many of a node's likeliest tokens to ``offer``: K, or C = min(CONSIDERED * K, ``most``).
 
-    On a CPU it is K for greedy targets and in traced steps. On a GPU, where more tokens take no longer, it is C.
+    It is K without ``draw_weights``, and on a CPU for a greedy target or in a traced step. Otherwise it is C.
     """
     weights = tree.draw_weights
     if weights is None or (weights.is_cpu and not (type(weights) is Tensor and _may_sample(weights))):
@@ -384,8 +384,8 @@ def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def offer(tree: TokenTree, nodes: Tensor, edges: Tensor, tokens: Tensor, knots: Tensor) -> None:
     """Write the best K of C candidates below each of ``nodes`` to the tree's pool.
 
-    A candidate's score is its node's plus the estimated log-probability that the candidate is accepted: ``calibrated``
-    of its edge, or ``reweighed`` by the target's random draws if the target samples.
+    A candidate's score is the score of its node plus the log-probability that the candidate is accepted: ``calibrated``
+    of the candidate's edge, then ``reweighed`` by the target's random draws if the target samples.
 
     Args:
         nodes: [W] int64 node indices.
@@ -407,9 +407,9 @@ def offer(tree: TokenTree, nodes: Tensor, edges: Tensor, tokens: Tensor, knots: 
 
 
 def _may_sample(draw_weights: Tensor) -> bool:
-    """Return False if the target is known to be greedy, so that its draws change no score.
+    """Return False if ``draw_weights`` show that the target is greedy, so that random draws change no score; else True.
 
-    It is unknown in steps for a GPU, and in steps that are being traced, whose tensors have no values.
+    The weights cannot be read, so the result is True, in steps for a GPU and in steps that are being traced.
     """
     return type(draw_weights) is not Tensor or not draw_weights.is_cpu or bool(draw_weights.numpy()[0])
 
@@ -417,8 +417,8 @@ def _may_sample(draw_weights: Tensor) -> bool:
 def attach_best(tree: TokenTree, first: Tensor, width: int) -> Tensor:
     """Move the ``width`` candidates with the highest scores from the tree's pool to its nodes from ``first`` on.
 
-    ``first`` is [1] int64. Returns the nodes' indices, [W] int64. If the pool has fewer candidates, the entries left
-    over get the score -inf: no node exists there.
+    ``first`` is [1] int64. Returns the nodes' indices, [W] int64. If the pool has fewer candidates, the remaining
+    entries get the score -inf, so that they hold no node.
     """
     best, indices = torch.ops.yggdrasil.top_candidates(tree.pool_scores[None], width)
     scores, entries = best[0], indices[0]
@@ -438,8 +438,8 @@ def attach_best(tree: TokenTree, first: Tensor, width: int) -> Tensor:
 def rank_nodes(tree: TokenTree) -> tuple[Tensor, Tensor]:
     """Rank a tree's nodes by descending score.
 
-    A child's score is below its parent's, so every prefix of the ranking is a connected subtree and the best one of its
-    size; the dynamic programme of paper section 4.2 is not needed.
+    A child's score is below its parent's, so every prefix of the ranking is the best connected subtree of its size; the
+    dynamic programme of paper section 4.2 is not needed.
 
     Returns:
         Node indices, [N] int64, and expected tokens, [N] float32: entry i is for a pass over the first i + 1 nodes,

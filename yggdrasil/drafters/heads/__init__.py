@@ -1,1 +1,1 @@
-"""Heads on the target's states: drafters that read what the target computed anyway."""
+"""Draft heads: drafters that read the target's hidden states, which the target computes in any case."""

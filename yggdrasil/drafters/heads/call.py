@@ -20,10 +20,10 @@ class HeadCall:
         self._loaded, self._names = loaded, list(loaded.tensors)
 
     def run(self, function: Callable[..., Any], weights: list[Tensor], *inputs: Tensor) -> Any:
-        """Return ``function(module, *inputs)``; ``module`` is the ``DraftingHead`` whose tensors are ``weights``.
+        """Return ``function(module, *inputs)``; ``module`` is the ``DraftingHead`` with ``weights`` as its tensors.
 
         Args:
-            weights: in the order of ``LoadedModel.tensors``.
+            weights: the head's tensors, in the order of ``LoadedModel.tensors``.
         """
         named = {f"module.{name}": weight for name, weight in zip(self._names, weights, strict=True)}
         return torch.func.functional_call(_Called(self._loaded.model, function), named, inputs)
@@ -37,10 +37,10 @@ class HeadCall:
         The output is [R, Hq, D] for R queries.
 
         Args:
-            query: [Hq, R, D], of all W rows or of some.
-            key: [Hkv, W, D] of the new rows; ``value`` likewise.
-            caches: KV caches: keys of all layers, then values.
-            layer: its index.
+            query: [Hq, R, D] queries of all W new rows, or of some of these rows.
+            key: [Hkv, W, D] keys of the new rows. ``value`` has the rows' values in the same shape.
+            caches: KV caches: keys of all layers, then values of all layers.
+            layer: index of the layer.
             offsets: [2] int64: number of slots before the mask, which all rows see; first slot written.
             mask: [R, T] bool over the slots from ``offsets[0]`` on.
             window: attention window in keys; 0: unlimited.
@@ -55,14 +55,14 @@ class HeadCall:
         """Map draft vocabulary ids ``drafted`` (int64, any shape) to the target's token ids.
 
         Args:
-            weights: the head's tensors, among them d2t if it drafts only some tokens; without it ``drafted`` is
-                returned.
+            weights: the head's tensors, which include d2t if the head drafts only some tokens. Without d2t ``drafted``
+                is returned.
         """
         return target_tokens(drafted, dict(zip(self._names, weights, strict=True)).get("head.d2t"))
 
 
 class _Called(nn.Module):
-    """A module whose forward is ``function`` of another one, so that ``functional_call`` can supply its tensors."""
+    """A module whose forward calls ``function`` on ``module``, so that ``functional_call`` can supply the tensors."""
 
     def __init__(self, module: nn.Module, function: Callable[..., Any]) -> None:
         super().__init__()

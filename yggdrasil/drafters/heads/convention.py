@@ -29,7 +29,7 @@ from yggdrasil.drafters.heads.own_text import OPENING, own_text
 from yggdrasil.errors import ArtifactError, YggdrasilError
 from yggdrasil.runtime.loaded import LoadedModel
 
-_LEAST = 0.02  # of the target's argmax tokens: a head that predicts fewer belongs to another target or is untrained
+_LEAST = 0.02  # least share of argmax tokens: a head that predicts fewer belongs to another target or is untrained
 _CLEAR = 2.0  # standard errors
 _BLOCKS_APART = 8  # tokens between the evaluated blocks of a text, for a block head
 
@@ -48,12 +48,12 @@ class Reading(NamedTuple):
 
 
 def with_detected_layers(head: LoadedHead, target: LoadedModel, fingerprint: str) -> LoadedHead:
-    """Return ``head`` with ``layers`` set to the one of its ``readings`` that predicts the target's argmax tokens best.
+    """Return ``head`` with ``layers`` set to the element of ``readings`` that predicts the target's argmax tokens best.
 
     The head is evaluated once on text sampled from the target. The result is printed to stderr and cached on disk.
 
     Args:
-        fingerprint: of the target, part of the cached result's name.
+        fingerprint: the target's fingerprint, which is part of the cached file's name.
 
     Raises:
         YggdrasilError: the head predicts less than 2 % of the target's argmax tokens under every reading.
@@ -89,7 +89,7 @@ def _known(file: Path, readings: Sequence[tuple[int, ...]]) -> tuple[int, ...] |
 
 
 def _tried(head: LoadedHead, target: LoadedModel) -> list[Reading]:
-    """Evaluate all readings; return the best first, or the default convention first if they hardly differ."""
+    """Evaluate all readings, and return the best first, or the default convention's first if they hardly differ."""
     tokens, choices, outputs = own_text(target, {layer for layers in head.readings for layer in layers})
     module: Any = head.loaded.model
     readings = [_reading(module, tokens, choices, outputs, each) for each in head.readings]
@@ -97,9 +97,9 @@ def _tried(head: LoadedHead, target: LoadedModel) -> list[Reading]:
 
 
 def _is_clearly_better(one: Reading, other: Reading) -> bool:
-    """Return whether ``one`` gives the argmax tokens a higher mean log-probability, by two standard errors.
+    """Return whether ``one`` gives the argmax tokens a mean log-probability higher than ``other`` by 2 standard errors.
 
-    Hidden states of neighbouring layers are so similar that both readings have nearly the same argmax. Their
+    Hidden states of neighbouring layers are so similar that both readings have nearly the same argmax. The
     log-probabilities differ significantly on a tenth of the text that a comparison of argmax tokens needs.
     """
     more = (one.likelihoods - other.likelihoods).double()
@@ -140,7 +140,7 @@ def _logits(module: DraftingHead, tokens: Tensor, states: Tensor) -> Tensor:
 def _block_logits(module: DraftingHead, tokens: Tensor, states: Tensor, ends: Tensor) -> Tensor:
     """Return the head's logits [B, E, V] of the next token after each index of ``ends`` [E] in ``tokens`` [B, T].
 
-    These are the logits of the block pass, which a successor head would correct.
+    The logits are those of the block pass, without the correction by a successor head.
     """
     head: Any = module.head
     rows = torch.arange(states.shape[1], device=states.device)

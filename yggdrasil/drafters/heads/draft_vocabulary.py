@@ -24,7 +24,7 @@ Text = tuple[Sequence[int], Sequence[int]]
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """A subset of the target's tokens, in ascending order."""
+    """A subset of the target's tokens, in ascending order. An empty or unordered subset raises ValueError."""
 
     tokens: Tensor  # [Vd] int64
 
@@ -39,7 +39,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, texts: Iterable[Text], vocab_size: int, most: int = DRAFT_VOCABULARY) -> "Vocabulary":
-        """Return the ``most`` most frequent tokens of ``texts``, or all ``vocab_size`` tokens if there are no more.
+        """Return the ``most`` most frequent tokens of ``texts``, or all tokens if ``vocab_size`` is at most ``most``.
 
         A prompt's token counts a quarter of an answer's. Ties go to the smaller token id, since tokenizers mostly
         number tokens by frequency.

@@ -18,9 +18,9 @@ from yggdrasil.errors import YggdrasilError
 
 EMBEDDING = "embed_tokens.weight"
 _OUTPUT = "lm_head.weight"
-# Tensors that are not the head's: copies of the target's, and tables that are computed.
+# Tensors that a head's module does not have: copies of the target's tensors, and tables that are computed.
 _IGNORED = ("verifier_lm_head.weight", "verifier_norm.weight", "rotary_emb.inv_freq")
-_CONFIDENCE = "confidence_head."  # of DSpark: estimates acceptance, which is measured here
+_CONFIDENCE = "confidence_head."  # DSpark's estimate of acceptance, which a calibration measures instead
 _HEAD_NORM = ".self_attn.q_norm.weight"  # configurations do not always record these norms
 _WAY_BACK = "t2d"  # [V] bool: the target's tokens that can be drafted; redundant with d2t
 # Prefixes of tensor names of other writers, and ours.
@@ -43,7 +43,7 @@ def open_head(folder: Path, dtype: torch.dtype) -> tuple[EagleHead | FirstEagleH
     """Load an EAGLE head from ``folder``, with weights in ``dtype``.
 
     Returns:
-        The head, and its own token embedding [V, H], or None if it uses the target's.
+        The head, and its token embedding [V, H], or None if the head uses the target's embedding.
 
     Raises:
         YggdrasilError: the configuration is unsupported or the tensors do not match it.
@@ -64,7 +64,7 @@ def open_block(folder: Path, dtype: torch.dtype) -> tuple[BlockHead, Tensor | No
     """Load a block head (DFlash, DSpark, JetSpec) from ``folder``, with weights in ``dtype``.
 
     Returns:
-        The head, and its own token embedding [V, H], or None if it uses the target's.
+        The head, and its token embedding [V, H], or None if the head uses the target's embedding.
 
     Raises:
         YggdrasilError: the configuration is unsupported or the tensors do not match it.
@@ -103,7 +103,7 @@ def _fill(
 
 
 def _empty(settings: HeadSettings, *, brings_output: bool) -> EagleHead | FirstEagleHead:
-    """Create a head on the meta device."""
+    """Return a head on the meta device; ``brings_output`` gives an EAGLE-1 head an LM head."""
     with torch.device("meta"):
         if not settings.is_first:
             return EagleHead(settings)
@@ -121,7 +121,7 @@ def _check_way_back(folder: Path, tokens: Tensor, t2d: Tensor, vocab_size: int) 
 
 
 def _renamed(folder: Path, tensors: dict[str, Tensor], spellings: dict[str, str]) -> dict[str, Tensor]:
-    """Rename ``tensors`` to our spelling, and drop tensors that are not the head's."""
+    """Return ``tensors`` with names in our spelling, without those that the head's module does not have."""
 
     def ours(name: str) -> str:
         name = name.removeprefix("model.")

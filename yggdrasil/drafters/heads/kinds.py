@@ -13,7 +13,7 @@ from yggdrasil.errors import ArtifactError
 
 Kind = Literal["eagle3", "eagle", "medusa", "mtp", "dflash"]
 
-MEDUSA_PREFIX = "medusa_head."  # tensors of Medusa heads that are stored with their base model's
+MEDUSA_PREFIX = "medusa_head."  # of tensors of Medusa heads that are stored with the tensors of their base model
 _BLOCKS = ("dflash", "dflash2", "dspark")  # as speculators names them; architectures contain these names
 _FUSIONS = ("fc.weight", "fusion_fc.weight")
 
@@ -60,7 +60,7 @@ def kind_of(folder: Path) -> Kind | None:
 def module_note(target: Path) -> str | None:
     """Return a sentence about the MTP module in a target's folder or GGUF file, for a user who does not draft with it.
 
-    None if there is no module.
+    Returns None if there is no module.
     """
     if kind_of(target) == "mtp":
         return f"{shown(target)} has an MTP module, which is not used; `--drafter {target}` drafts with it"
@@ -89,8 +89,8 @@ def _weight_files(folder: Path) -> list[Path]:
 def tensor_names(folder: Path, config: dict[str, Any]) -> list[str]:
     """Return the names in the headers of a head's safetensors files in ``folder``; unreadable files are skipped.
 
-    If there is no name and ``config`` (the content of config.json) has one layer, as heads of EAGLE-1 have, they are
-    the tensor names in pytorch_model.bin, if that can be read without running code.
+    If these have no name and ``config`` (the content of config.json) says one layer, as heads of EAGLE-1 do, the result
+    is the tensor names in pytorch_model.bin, or an empty list if that file cannot be read without running code.
     """
     names: list[str] = []
     for file in _weight_files(folder):

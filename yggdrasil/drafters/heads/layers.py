@@ -111,12 +111,12 @@ class FeedForward(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """A decoder layer. EAGLE-1's has no input norm; DFlash2's convolves the rows around attention and feed-forward."""
+    """A decoder layer. A layer of EAGLE-1 has no input norm; one of DFlash2 convolves rows around both sublayers."""
 
     def __init__(
         self, settings: HeadSettings, *, norms_input: bool = True, convolution: tuple[int, int] | None = None
     ) -> None:
-        """``convolution``: taps, channels per group."""
+        """``convolution`` is (taps, channels per group), or None for a layer without convolutions."""
         super().__init__()
         hidden, eps = settings.hidden_size, settings.norm_eps
         self.input_layernorm: nn.Module = Norm(hidden, eps) if norms_input else nn.Identity()
@@ -153,23 +153,23 @@ class DecoderLayer(nn.Module):
 
 
 class DraftingVocabulary(nn.Module):
-    """Base class of heads: the tokens that a head drafts, all or some of the target's.
+    """Base class of heads, with the vocabulary that a head drafts: all or some of the target's tokens.
 
-    ``lm_head`` covers them. In heads without their own it is set to the target's when both are loaded.
+    ``lm_head`` covers this vocabulary. If a head has no LM head, loading sets ``lm_head`` to the target's.
 
     Dims: Vd draft vocabulary, by default the target's whole vocabulary.
     """
 
     settings: Any
     lm_head: nn.Module | None
-    d2t: Tensor  # [Vd] int64, with a draft vocabulary: offset from a draft vocabulary id to the target's token id
+    d2t: Tensor  # [Vd] int64 offsets from draft vocabulary ids to the target's token ids; absent if these are equal
 
     def restrict_to(self, tokens: Tensor, rows: Callable[[nn.Module | None], nn.Module]) -> None:
         """Restrict drafting to the token ids ``tokens``, which changes the settings, the LM head and ``d2t``.
 
         Args:
             tokens: [Vd] int64 token ids of the target, ascending.
-            rows: makes an LM head over ``tokens`` alone from this head's, or from the target's if it gets None.
+            rows: returns an LM head over ``tokens`` alone, given this head's LM head or None for the target's.
         """
         self.lm_head = rows(self.lm_head)
         self._draft_only(tokens)

@@ -46,7 +46,7 @@ class LoadedHead(NamedTuple):
 
     loaded: LoadedModel
     settings: HeadSettings | MedusaSettings
-    readings: list[tuple[int, ...]]  # candidate layer tuples, one per numbering convention, the default's first
+    readings: list[tuple[int, ...]]  # possible ``layers``, one tuple per numbering convention, the default's first
     layers: tuple[int, ...]  # the target's layers whose outputs the head reads
 
     @property
@@ -56,7 +56,7 @@ class LoadedHead(NamedTuple):
 
 
 class DraftingHead(nn.Module):
-    """A head and its token embedding; an Identity for Medusa heads, which read no tokens."""
+    """A head and its token embedding, which is an Identity for Medusa heads, since these read no tokens."""
 
     def __init__(self, head: Head, embedding: nn.Module) -> None:
         super().__init__()
@@ -66,9 +66,9 @@ class DraftingHead(nn.Module):
 def load_head(folder: Path, target: LoadedModel, num_threads: int, vocabulary: Vocabulary | None = None) -> LoadedHead:
     """Load the draft head in ``folder`` for ``target``, in the target's dtype.
 
-    ``layers`` of the result are the first of its ``readings``; ``with_detected_layers`` finds which are right. On a
-    CPU, linear layers are packed, and quantised to 4 bits if the target is quantised or in bfloat16. On a GPU, those
-    of one input are joined.
+    ``layers`` of the result is the first of ``readings``; ``with_detected_layers`` finds the right one. On a CPU,
+    linear layers are packed, and quantised to 4 bits if the target is quantised or in bfloat16. On a GPU, linear layers
+    with the same input are joined.
 
     Args:
         num_threads: CPU threads of the head's linear layers.

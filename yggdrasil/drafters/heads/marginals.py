@@ -15,9 +15,9 @@ from yggdrasil.tree.token_tree import TokenTree
 class Marginals:
     """Table of the candidates at each depth, with log-probabilities, that the pass of a Medusa or block head writes.
 
-    It is [``num_depths``, ``num_candidates`` (default: those of a node)]. Steps that grow trees from it are defined
-    too: ``level`` attaches nodes and offers their candidates, by default those of their depth. It and the pass also
-    get the buffers ``more``.
+    The table is [``num_depths``, ``num_candidates``]; ``num_candidates`` defaults to ``tree.candidates``. The steps
+    that grow trees from the table are defined too. The step ``level`` attaches nodes and adds their candidates to the
+    pool, by default those of each node's depth. The buffers ``more`` are further inputs of ``level`` and of the pass.
     """
 
     def __init__(

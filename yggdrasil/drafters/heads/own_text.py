@@ -1,4 +1,4 @@
-"""Sample texts from a target, with the outputs of its layers that a head reads.
+"""Sample texts from a target, with the outputs of the target's layers that a head reads.
 
 The texts are branches of one tree, so that a pass extends all of them by a token.
 

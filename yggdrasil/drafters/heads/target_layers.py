@@ -33,10 +33,10 @@ def embedding_of(target: LoadedModel) -> nn.Module:
 
 
 def output_of(target: LoadedModel, num_threads: int) -> nn.Module:
-    """Return the target's LM head as a module that shares its memory: with tied weights, one over the embedding's.
+    """Return the target's LM head as a module that shares its memory (the embedding's, if weights are tied).
 
     Args:
-        num_threads: CPU threads that compute it.
+        num_threads: CPU threads that compute the LM head.
 
     Raises:
         YggdrasilError: the target has no linear LM head of shape [V, H].
@@ -65,7 +65,7 @@ def rows_of(output: nn.Module, tokens: Tensor, dtype: torch.dtype) -> nn.Linear:
 
     Args:
         output: an LM head over all tokens.
-        dtype: of the weights if ``output`` is quantised; otherwise they keep theirs.
+        dtype: dtype of the weights if ``output`` is quantised; otherwise the weights keep the dtype of ``output``.
     """
     if isinstance(output, QuantisedLinear):
         weight = output.rows(tokens, dtype)

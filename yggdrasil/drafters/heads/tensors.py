@@ -22,10 +22,10 @@ _ZERO, _GROUP = 32, 64
 
 
 def read_tensors(folder: Path, prefixes: tuple[str, ...] = ("",)) -> dict[str, Tensor]:
-    """Read the tensors of a head's ``folder`` whose names begin with one of ``prefixes`` (default: all), by name.
+    """Return, by name, the tensors of a head's ``folder`` whose names begin with one of ``prefixes`` (default: all).
 
-    Files are safetensors, or a pickle that holds only tensors (loaded with ``weights_only``). Matrices stored in six
-    bits are dequantised to float32.
+    The files are safetensors, or a pickle that holds only tensors (loaded with ``weights_only``). Matrices stored in
+    six bits are dequantised to float32.
 
     Raises:
         YggdrasilError: there are no files, or a file is damaged or holds other objects than tensors.
@@ -78,7 +78,7 @@ def in_six_bits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _in_full_precision(folder: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Dequantise the matrices that are stored in six bits to float32, and remove their scales."""
+    """Return ``tensors`` with matrices stored in six bits dequantised to float32, and without their scales."""
     scales = {name: tensors.pop(name) for name in sorted(tensors) if name.endswith(_SCALE)}
     for name, scale in scales.items():
         packed = tensors.get(name.removesuffix(_SCALE))
@@ -99,7 +99,7 @@ def under_our_names(folder: Path, tensors: dict[str, Tensor], ours: Callable[[st
         folder: the head's folder, for error messages.
 
     Raises:
-        YggdrasilError: two names map to one.
+        YggdrasilError: two names map to the same name.
     """
     names: dict[str, str] = {}
     for name in tensors:
@@ -117,9 +117,9 @@ def refuse_others(
     head: nn.Module,
     more: Mapping[str, tuple[int, ...]] | None = None,
 ) -> None:
-    """Check that ``tensors`` have exactly the names and shapes of those of ``head`` and of ``more``.
+    """Check that ``tensors`` have exactly the names and shapes of the tensors of ``head`` and of ``more``.
 
-    If neither has a d2t, one in ``tensors`` is removed: some files have one of zeros.
+    If neither ``head`` nor ``more`` has d2t, it is removed from ``tensors``: some files have a d2t of zeros.
 
     Args:
         folder: the head's folder, for error messages.
@@ -168,8 +168,8 @@ def drafted_tokens(folder: Path, name: str, table: Tensor, vocab_size: int, *, a
         are_offsets: entry i of ``table`` is the i-th token id minus i; False: the token id.
 
     Raises:
-        YggdrasilError: it is empty or holds other values than integers, or a token occurs twice or is outside the
-            target's vocabulary.
+        YggdrasilError: ``table`` is empty or holds other values than integers, or a token occurs twice or is outside
+            the target's vocabulary.
     """
     tokens = table.to(torch.int64)
     if not tokens.numel() or not bool((tokens == table).all()):

@@ -66,12 +66,12 @@ class WaitingStates:
     def take(self, states: Tensor) -> None:
         """Write ``states`` [n, S] to the start of the buffer, within a CUDA graph that reads them there.
 
-        ``note_taken`` must follow when their number is known.
+        The caller must call ``note_taken`` once the number of accepted rows among ``states`` is known.
         """
         self._buffer[: len(states)].copy_(states)
 
     def note_taken(self, count: int) -> None:
-        """Note that a step has read the first ``count`` rows that ``take`` wrote, and that no state waits now."""
+        """Note that a step has read the first ``count`` rows that ``take`` wrote. The queue must be empty."""
         self._last = count - 1
 
     def requeue_last(self) -> None:
@@ -83,7 +83,7 @@ class WaitingStates:
     def chunks(self) -> Iterator[int]:
         """Empty the queue part by part: write the next rows to the start of the buffer, and yield their number.
 
-        The caller reads these rows before it asks for the next part. An empty queue yields 0 once.
+        The caller must read these rows before it takes the next number. An empty queue yields 0 once.
         """
         if self._early:
             whole = torch.cat([*self._early, self._buffer[: self._here]])
@@ -119,7 +119,7 @@ class WaitingStates:
 
 
 class TextHeadDrafter(LevelDrafter):
-    """Base class of drafters whose head has a KV cache. The cache omits the first token, which no state precedes."""
+    """Base class of drafters whose head has a KV cache. The first token is not cached: no hidden state precedes it."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class TextHeadDrafter(LevelDrafter):
         self.runner = runner
         self.knots = knots
         self._waiting = waiting
-        self._text = runner.text  # accepted tokens; the first one, which no state precedes, is the ``lead``
+        self._text = runner.text  # accepted tokens; the first token, which no hidden state precedes, is the ``lead``
         steps = DraftSteps(runner, knots, self.head, self.pretend_context)
         self.capabilities = Capabilities(layers=layers, steps=steps, plants_root=True, num_kept=self._num_kept)
 
@@ -162,7 +162,7 @@ class TextHeadDrafter(LevelDrafter):
         return 1 + self._text.shared(tokens, self.num_waiting)
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Start a request with ``tokens`` (token ids, at least one), the beginning of its prompt or all of it.
+        """Start a request with ``tokens`` (token ids, at least one), which are the whole prompt or its beginning.
 
         KV entries and queued hidden states of the prefix that ``tokens`` share with the previous request's text are
         kept, and all others are dropped. ``extend`` then passes the rest of the prompt, with the hidden states.
@@ -187,8 +187,8 @@ class TextHeadDrafter(LevelDrafter):
         """Append committed ``tokens`` (token ids) and queue the hidden states that precede them.
 
         Args:
-            states: for each layer that the head reads, [len(tokens), H]; row i is that of the token before
-                ``tokens[i]``.
+            states: for each layer that the head reads, hidden states [len(tokens), H]; row i is the hidden state of the
+                token before ``tokens[i]``.
         """
         self._text.tokens.extend(tokens)
         if self._has_read(len(tokens)):

@@ -31,7 +31,10 @@ def table_key(context: Sequence[Tokens]) -> Tokens:
 
 
 def has_one_token(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Return for each key of an n-gram table whether its context has one token. Each counted token has such a one."""
+    """Return for each key of an n-gram table whether its context has one token.
+
+    Every counted token is counted in exactly one such context.
+    """
     found: npt.NDArray[np.bool_] = keys < 1 << TOKEN_BITS
     return found
 

@@ -1,7 +1,8 @@
-"""Drafters ``text`` and ``table`` in one tree: counted continuations.
+"""Drafters ``text`` and ``table`` in one tree: counted continuations, without a model pass.
 
-They need no model pass. Contexts of the text are counted as tokens are committed. The table was counted on text that
-the target generated for its calibration. One n-gram scorer ranks the candidates of both, below any node of the tree.
+Contexts of the text are counted as tokens are committed. The table was counted before, on text that the target
+generated for its calibration or on shipped text. One n-gram scorer ranks the candidates of text and table, below any
+node of the tree.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +31,7 @@ LEAST_PATH = -6.2  # least log-probability of a node's path; a plan's costs may 
 def table_origin(folder: Path) -> str | None:
     """Return one line that says which text the n-gram table in a predictor's ``folder`` counts.
 
-    None if the folder has no table, or if the table counts text of the folder's own calibration alone.
+    Returns None if the folder has no table, or if the table counts text of the folder's own calibration alone.
 
     Raises:
         ArtifactError: the table is damaged.
@@ -43,11 +44,11 @@ def table_origin(folder: Path) -> str | None:
 class StatisticsDrafter:
     """Drafter that grows the tree of the most probable counted continuations, best first, until it is full.
 
-    With ``is_public_pool`` the counts of earlier requests are kept until they exceed ``POOL_TOKENS`` tokens; then all
-    are dropped.
+    If ``is_public_pool`` is set to True, the counts of earlier requests are kept until they exceed ``POOL_TOKENS``
+    tokens; then all counts are dropped.
 
     Raises:
-        YggdrasilError: the native library, which counts, is not there.
+        YggdrasilError: the native library, which counts n-grams, is missing.
     """
 
     def __init__(self, scorer: NGramScorer, table: Table | None = None) -> None:
@@ -72,7 +73,7 @@ class StatisticsDrafter:
         return drafter
 
     def set_scorer(self, scorer: NGramScorer, table: Table | None) -> None:
-        """Replace the n-gram scorer and the n-gram table (or remove it), and forget the text and the draws."""
+        """Replace the n-gram scorer and the n-gram table (None removes the table), and forget text and draws."""
         self.name = "text" if table is None else "text + table"
         self._counts = _Counts(*scorer.tensors())
         self._counts.leave_out_below(self._least_path)
@@ -87,13 +88,14 @@ class StatisticsDrafter:
         self._pooled = 0  # counted tokens of earlier texts
 
     def set_table(self, table: Table) -> None:
-        """Draft from the static n-gram table ``table``, instead of an earlier one if set; counts of the text stay."""
+        """Draft from the static n-gram table ``table``, which replaces an earlier table; counts of the text stay."""
         self._counts.set_table(*table.tensors())
 
     def leave_out_below(self, likely: float) -> None:
-        """Set the least probability (0 to 1) that the path of a drafted node is accepted; 0 restores the default.
+        """Set the least probability (0 to 1) with which the path of a drafted node must be accepted.
 
-        At the plan's costs it does not pay to verify less probable nodes.
+        At the plan's costs it does not pay to verify less probable nodes. Values below exp(``LEAST_PATH``), about
+        0.002, set the default exp(``LEAST_PATH``).
         """
         self._least_path = max(LEAST_PATH, log(likely)) if likely > 0.0 else LEAST_PATH
         self._counts.leave_out_below(self._least_path)
@@ -129,11 +131,11 @@ class StatisticsDrafter:
         self._pending.extend(tokens)
 
     def propose(self, tree: TokenTree, budget: Budget) -> None:
-        """Attach the most probable continuations to ``tree``, which must be on the host, best first.
+        """Attach the likeliest continuations, at most ``budget.depth`` levels, to ``tree``, which must be on the host.
 
         If ``budget.is_first``, the tree is first replaced by its root, the last committed token. Otherwise another
-        drafter has grown it: its nodes stay, with scores from both estimates, and the room left is filled with
-        continuations and with candidates that the other drafter has not attached. ``budget.width`` is not used.
+        drafter has grown the tree: the nodes stay, with scores from both estimates, and the remaining room is filled
+        with continuations and with candidates that the other drafter has not attached. ``budget.width`` is not used.
         """
         if budget.is_first:
             self._propose_alone(tree, budget)
@@ -162,7 +164,7 @@ class StatisticsDrafter:
 
         Columns: the candidate's id, its count after each of the K = 9 contexts, and the count of each context. The
         contexts are the last 1 to 6 tokens, counted in the text (16 candidates each at most), then the last 1 to 3,
-        counted in the static table. Committed tokens that wait are counted first.
+        counted in the static table. Committed tokens that are not counted yet are counted first.
 
         Args:
             path: token ids that follow the text.
@@ -172,7 +174,7 @@ class StatisticsDrafter:
         return rows
 
     def _count(self) -> None:
-        # Deferred to the next draft: the last tokens of a request may be after its end, and never get here.
+        # Deferred to the next draft, because a request's last tokens may lie after its end, and are then not counted.
         if self._pending:
             self._counts.append(self._pending)
             self._text += self._pending
@@ -225,7 +227,8 @@ class _Counts(NativeStatistics):
         get new scores.
 
         Args:
-            depth, root: as in ``grow``.
+            depth: the most levels of the tree below the root.
+            root: index of the root in the text.
 
         Returns:
             The number of nodes, root included.

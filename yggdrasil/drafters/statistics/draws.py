@@ -1,8 +1,8 @@
 """Reweigh candidates by the target's random draws, which are known before the target runs.
 
 A sampling target takes the token with the highest log p + Gumbel noise, and the noise depends only on the request's
-seed, the position and the token. So a candidate with much noise is likelier to be drawn than its probability says. What
-is drafted never changes what is drawn.
+seed, the position and the token. So a candidate with much noise is likelier to be drawn than its probability says. The
+drafts never change which tokens are drawn.
 
 The probability of a candidate with the scorer's probability q and the noise g is q exp(NOISE g) / sum. All other tokens
 together have the weight (1 - sum of q) exp(OTHERS): the scorer is fitted to greedy text, and sampled tokens are more
@@ -26,7 +26,7 @@ class Draws(NamedTuple):
 
     @classmethod
     def of(cls, seed: int, temperature: float) -> "Draws":
-        """Return the noise of a request that samples with ``seed`` at ``temperature`` (above 0), and its weights."""
+        """Return key and weights of the noise for a request that samples with ``seed`` at ``temperature`` (above 0)."""
         warmth = min(temperature, _HOTTEST)
         return cls(draw_key(seed), min(_NOISE * warmth**1.5, 1.0), _OTHERS * warmth**4)
 

@@ -1,8 +1,9 @@
 """N-gram table that grows with use, from a model's answers to its user.
 
-A decoder writes the counts of its answers to small files. Once these have ``MERGE_TOKENS`` tokens, a separate process
-adds them to all earlier counts and to a base table (of a calibration, or of the shipped text). Running decoders load
-the sum between two requests. No text is stored, but counts of up to four consecutive tokens may reveal parts of it.
+A decoder writes the counts of its answers to small files. Once these files count ``MERGE_TOKENS`` tokens, a separate
+process adds them to all earlier counts and to a base table (of a calibration, or of the shipped text). Running decoders
+load the sum between two requests. No text is stored, but counts of up to four consecutive tokens may reveal parts of a
+text.
 
     python -m yggdrasil.drafters.statistics.grown_table FOLDER BASE
 """
@@ -33,7 +34,7 @@ def answers_folder(fingerprint: str, weights: str) -> Path:
     """Return the folder in the user's cache with the n-gram counts of one model's answers. It may not exist.
 
     Args:
-        fingerprint: of the model's checkpoint.
+        fingerprint: fingerprint of the model's checkpoint.
         weights: the model's weight format.
     """
     return tables_folder() / "answers" / f"{fingerprint}-{weights}-{SCHEMA_VERSION}"
@@ -71,13 +72,13 @@ class AnswerCounts:
         return _merged_file(self._folder, self._base)
 
     def add(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
-        """Queue an answer for counting; an empty one is ignored.
+        """Queue an answer for counting; an empty answer is ignored.
 
         From 4,096 queued tokens on, ``save`` is called.
 
         Args:
             prompt: token ids of the prompt.
-            answer: token ids generated after it.
+            answer: token ids generated after the prompt.
         """
         if not answer:
             return
@@ -89,7 +90,8 @@ class AnswerCounts:
     def save(self) -> None:
         """Write the counts of the queued answers, if any, to a file of ``folder``; if that fails, warn and drop them.
 
-        If files of 4,096 tokens wait there and ``base`` exists, a process is started that merges them.
+        If the files that wait there count at least 4,096 tokens and ``base`` exists, a process is started that merges
+        them.
         """
         if not self._new:
             return

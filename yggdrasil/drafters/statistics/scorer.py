@@ -1,8 +1,8 @@
 """N-gram scorer: a small network that estimates the probability of each counted candidate as the target's next token.
 
-The inputs of a candidate are, for every known context, the context's count, the candidate's count after it and the
-ratio of both. One hidden layer maps them to a logit. The softmax over the candidates and a constant logit for all other
-tokens gives the probabilities.
+The inputs of a candidate are, for every known context, the context's count, the candidate's count after this context
+and the ratio of both. One hidden layer maps the inputs to a logit. The softmax over the candidates and a constant logit
+for all other tokens gives the probabilities.
 
 Dims: K contexts (of the text by ascending length, then of the table); H hidden units.
 """
@@ -60,7 +60,7 @@ class NGramScorer:
         """Load the shipped n-gram scorer, fitted to a chat model's answers, for targets without a calibration.
 
         Args:
-            with_table: the scorer for n-gram counts of the text and of a table; False: of the text alone.
+            with_table: load the scorer for n-gram counts of the text and of a table; False: of the text alone.
         """
         return cls.load(_USUAL / f"{'table' if with_table else 'text'}.safetensors")
 
@@ -68,7 +68,7 @@ class NGramScorer:
     def of_shipped_text(cls) -> NGramScorer:
         """Load the shipped n-gram scorer for use with the table of the shipped text.
 
-        Before that table is there, it gives the same scores as the default one without a table.
+        Until that table exists, this scorer gives the same scores as the default scorer without a table.
         """
         return cls.load(_USUAL / "shipped-text.safetensors")
 

@@ -1,8 +1,9 @@
 """N-gram table of the text that the package includes, for the tokenizer of any model.
 
-A model without a calibration has no n-gram table of its own text. The table for it counts the shipped text and answers
-of a chat model in its tokens. This takes some seconds, so a separate process does it, once per tokenizer, when such a
-model is first opened. It may outlive the process that started it. The table is stored in the user's cache.
+A model without a calibration has no n-gram table of its own text. The table of this module counts the shipped text and
+answers of a chat model, encoded by the model's tokenizer. Counting takes some seconds, so a separate process counts,
+once per tokenizer, when such a model is first opened. That process may outlive the process that started it. The table
+is stored in the user's cache.
 
     python -m yggdrasil.drafters.statistics.shipped_table TOKENIZER_JSON TABLE
 """
@@ -29,9 +30,9 @@ _ASSETS = Path(__file__).parents[2] / "assets"
 TEXT = _ASSETS / "corpus" / "text.xz"  # its README lists the licences
 ANSWERS = _ASSETS / "corpus" / "answers.xz"  # a JSON list of strings, answers of a chat model
 _CONTENT = 4  # changes when the text changes
-ANSWERS_WEIGHT = 4  # of the answers' counts in the sum: other models' answers are more alike than other text
+ANSWERS_WEIGHT = 4  # factor of the answers' counts in the sum: answers of models are more alike than other text
 CODE_CHARACTERS = 3_000_000  # characters of Python's standard library to count
-LEAST_BYTES = 32 << 20  # of a model's weights; passes of smaller models are so short that a table slows them
+LEAST_BYTES = 32 << 20  # least size of a model's weights: passes of smaller models are so short that a table slows them
 _PIECE = 4_096  # characters per tokenised piece
 
 
@@ -53,7 +54,7 @@ def make_table_in_background(tokenizer: Path, file: Path) -> None:
 def make_table(tokenizer: Path, file: Path) -> None:
     """Write the n-gram table of the shipped text to ``file``, for ``tokenizer`` (a tokenizer.json).
 
-    Does nothing if the file exists. Waits while another process writes it.
+    Does nothing if ``file`` exists. Waits while another process writes ``file``.
 
     Raises:
         ArtifactError: the file cannot be written.
@@ -73,7 +74,7 @@ def make_table(tokenizer: Path, file: Path) -> None:
 
 
 def _encoded(pieces: Iterable[str], encoder: "Tokenizer") -> Iterator[tuple[Sequence[int], Sequence[int]]]:
-    """Return each piece's token ids after an empty prompt, as ``Table.of`` takes documents."""
+    """Return a pair (empty prompt, token ids) for each piece, as ``Table.of`` takes documents."""
     encoded = encoder.encode_batch_fast(list(pieces), add_special_tokens=False)
     return (((), each.ids) for each in encoded)
 

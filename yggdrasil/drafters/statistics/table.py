@@ -46,12 +46,15 @@ _ORIGIN = "origin"
 class Table:
     """An n-gram table: the most frequent continuations of each context, sorted by count.
 
-    Both arrays are in the layout of the native library (tree/continuations.h), which reads them where they are.
+    Both arrays are in the layout of the native library (tree/continuations.h), which reads them without a copy.
+
+    Raises:
+        ValueError: the arrays do not fit together, or hold invalid tokens or counts.
     """
 
     contexts: Array  # [C + 1] key, count, index of the first continuation; the last entry only has the index F
     continuations: Array  # [F] token id, count
-    origin: str = ""  # the text that was counted; empty if it is of the table's own calibration alone
+    origin: str = ""  # description of the counted text; empty for text of the table's own calibration alone
 
     def __post_init__(self) -> None:
         lengths = np.diff(self.starts)
@@ -70,7 +73,7 @@ class Table:
         Counts above the largest int32 are reduced to it.
 
         Raises:
-            ValueError: they do not fit together, or are no tokens and counts.
+            ValueError: the columns do not fit together, or hold invalid tokens or counts.
         """
         if not len(totals) == len(keys) == len(starts) - 1 or len(tokens) != len(counts):
             raise ValueError("the parts of a table do not fit together")
@@ -94,7 +97,7 @@ class Table:
 
     @property
     def starts(self) -> npt.NDArray[np.int32]:
-        """Index of each context's first continuation, [C + 1] int32; the last is F."""
+        """Index of each context's first continuation, [C + 1] int32; the last entry is F."""
         found: npt.NDArray[np.int32] = self.contexts["begin"]
         return found
 
@@ -177,7 +180,7 @@ class Table:
     def without_rare(self) -> Table:
         """Return a new n-gram table without the three-token contexts seen once, and with an empty ``origin``.
 
-        They are most contexts and predict little.
+        Most contexts are of this kind, and they predict little.
         """
         known = ~is_longest(self.keys) | (self.totals > 1)
         row = np.repeat(np.arange(len(self.keys)), np.diff(self.starts))
@@ -221,7 +224,7 @@ class Table:
 
     @classmethod
     def _unpacked(cls, columns: Sequence[npt.NDArray[np.uint8]], origin: str) -> Table:
-        """Return the table of the packed ``_COLUMNS``, of which one at a time is unpacked beside it."""
+        """Return the table of the packed ``_COLUMNS``. Only one column at a time is unpacked, to save memory."""
         key_steps, totals, lengths, tokens, counts = columns
         if column_length(tokens) != column_length(counts):
             raise ValueError("the parts of a table do not fit together")
@@ -240,7 +243,7 @@ class Table:
 def _allocated(count: int, dtype: np.dtype[Any]) -> Array:
     """Return ``count`` zeros of ``dtype`` in memory on huge pages, if the system supports them.
 
-    They are read at random between two passes, when small pages take several times as long.
+    The entries are read in random order between two passes, which takes several times as long on small pages.
     """
     region = new_region(max(count * dtype.itemsize, 1))
     use_huge_pages(region)

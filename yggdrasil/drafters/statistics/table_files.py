@@ -32,14 +32,14 @@ class WatchedTable:
         self._has_looked = False
 
     def load_once(self) -> None:
-        """Call ``load_newest``, unless it or this has been called before."""
+        """Call ``load_newest``, unless ``load_newest`` or ``load_once`` has been called before."""
         if not self._has_looked:
             self.load_newest()
 
     def load_newest(self) -> bool:
-        """Pass the table of the first existing file to ``use`` if it has changed; return whether a table is in use.
+        """Pass the table of the first existing file to ``use`` if that file is new; return whether a table is in use.
 
-        Damaged files are deleted, and the next one is tried.
+        A damaged file is deleted, and the next file is tried.
         """
         self._has_looked = True
         for file in self._files:
@@ -61,7 +61,7 @@ class WatchedTable:
 
 
 def _version(file: Path) -> tuple[Path, int, int] | None:
-    """Return what differs between two contents of ``file``; None if there is no such file."""
+    """Return path, modification time and inode of ``file``, to detect changes; None if there is no such file."""
     try:
         status = file.stat()
     except OSError:
@@ -70,7 +70,7 @@ def _version(file: Path) -> tuple[Path, int, int] | None:
 
 
 def start_process(module: str, *arguments: object) -> None:
-    """Run ``python -m MODULE ARGUMENTS`` in a process of its own session, which may outlive this one, without output.
+    """Start ``python -m MODULE ARGUMENTS`` without output in a new session, so that it may outlive this process.
 
     If no process can be started, nothing happens: decoding is still correct but slower.
     """

@@ -1,7 +1,8 @@
 """Read a block head's (DFlash, DFlash2, DSpark, JetSpec) config.json, as its authors or speculators write it.
 
-Its layers are Qwen3's; their common fields are read as those of an EAGLE head's layer. JetSpec differs from DFlash only
-in that rows of a block attend causally. DSpark's confidence head is not read: calibration measures acceptance.
+The head's layers are Qwen3's; their common fields are read like the fields of an EAGLE head's layer. JetSpec differs
+from DFlash only in that rows of a block attend causally. DSpark's confidence head is not read: calibration measures
+acceptance.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,18 +15,18 @@ from yggdrasil.drafters.heads.eagle.config import CONVENTION, HeadSettings, posi
 from yggdrasil.drafters.heads.rotary import section_of
 
 _SECTION = "dflash_config"
-_LAYER = "transformer_layer_config"  # of speculators
+_LAYER = "transformer_layer_config"  # section that speculators writes
 _SLIDING = "sliding_attention"
-# Options of related architectures, which compute another function with similar tensors.
+# Options and their supported values: related architectures compute another function with similar tensors.
 _NOT_SERVED = {"shift_label": (False,), "projector_type": ("dflash", "dspark")}
 _DSPARK = ("Qwen3DSparkModel", "DSparkDraftModel", "DSparkSpeculator")  # these draft from the block's first row too
-_CAUSAL = ("causal", "causal_head")  # of DFlash's and of JetSpec's authors
+_CAUSAL = ("causal", "causal_head")  # fields that DFlash's and JetSpec's authors write
 _MARKOV_CANDIDATES = 128  # tokens of a depth that DSpark's bias ranks again; the bias of all tokens would cost more
 
 
 @dataclass(frozen=True)
 class BlockSettings(HeadSettings):
-    """Sizes and options of a block head. The inherited fields are those of each of its layers."""
+    """Sizes and options of a block head. The inherited fields describe each of the head's layers."""
 
     block_size: int = 2  # rows of a block: the last accepted token, and masks
     mask_token: int = 0
@@ -35,11 +36,11 @@ class BlockSettings(HeadSettings):
     first_row: int = 1  # the first row that predicts: the last accepted token's (0), or the first mask's
     convolution: tuple[int, int] | None = None  # DFlash2's: taps, channels per group
     successors: SuccessorKind | None = None
-    rank: int = 0  # of the successor head
-    num_successors: int = 0  # candidates of a depth that it ranks again
+    rank: int = 0  # rank of the successor head
+    num_successors: int = 0  # candidates of a depth that the successor head ranks again
     input_scale: float = 1.0  # factor of the block's embeddings
     output_scale: float = 1.0  # factor of the logits
-    softcap: float = 0.0  # of the logits; 0: none
+    softcap: float = 0.0  # the logits x become softcap * tanh(x / softcap); 0: unchanged
 
     @property
     def num_guesses(self) -> int:
@@ -116,7 +117,7 @@ def _with_options(settings: BlockSettings, said: Mapping[str, Any], number: Call
 
 
 def _layer_settings(config: Mapping[str, Any], layer: Mapping[str, Any], own: Mapping[str, Any]) -> HeadSettings:
-    """Return the settings of one layer. Target layers are numbered by output; in speculators, by input."""
+    """Return the settings of one layer. Files number target layers by output, files of speculators by input."""
     outputs = own.get("target_layer_ids", config.get("target_layer_ids"))
     inputs = config.get("aux_hidden_state_layer_ids")
     if not outputs and not inputs:

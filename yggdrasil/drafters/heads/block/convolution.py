@@ -9,9 +9,10 @@ from torch.nn import functional
 
 
 class BlockConvolution(nn.Module):
-    """Each row is a weighted sum of itself and the T - 1 rows before it in its block.
+    """Convolution in which each output row is a weighted sum of its input row and the T - 1 rows before in the block.
 
-    A weight is the sum of a fixed one per channel and one per group that is projected from the row.
+    Each weight is the sum of a fixed weight per channel and a weight per group of channels that is projected from the
+    row.
     """
 
     def __init__(self, hidden_size: int, taps: int, group_size: int) -> None:
@@ -27,8 +28,8 @@ class BlockConvolution(nn.Module):
             x: [.., W, H] inputs of the layer.
 
         Returns:
-            The convolved input [.., W, H], and the weights [.., W, taps, groups of channels] with which ``after``
-                convolves the layer's output.
+            The convolved input [.., W, H], and the weights [.., W, T, G] with which ``after`` convolves the layer's
+                output.
         """
         weights = self.kernel_projection(x).unflatten(-1, (2, self._taps, -1))
         return self._convolved(x, self.base_kernel[0], weights[..., 0, :, :]), weights[..., 1, :, :]

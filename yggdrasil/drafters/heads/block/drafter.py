@@ -67,7 +67,7 @@ class BlockDrafter(TextHeadDrafter):
         runner.define("head", 1, head_step, inputs)
 
     def _draft_head(self) -> None:
-        """Read the queued hidden states in chunks; the launch of the last one also drafts after the text."""
+        """Read the queued hidden states in chunks; the launch of the last chunk also drafts after the text."""
         tokens = self._text.tokens
         self._token.write(tokens[-1])
         self._root.write(len(tokens))

@@ -1,8 +1,9 @@
 """A block head (DFlash, DFlash2, DSpark, JetSpec) as a module whose parameters have the names of published files.
 
 A block is the last accepted token followed by masks, each at its position; the output at a mask predicts the token
-there. The rows attend to the block and to the earlier text. Keys and values of the earlier text are computed in every
-layer from one feature per position, a projection of the target's hidden states. Embedding and LM head are the target's.
+there (in DSpark, the output of a row predicts the token after it). The rows attend to the block and to earlier text.
+Keys and values of the earlier text are computed in every layer from one feature per position, a projection of the
+target's hidden states. Embedding and LM head are the target's, unless the head's files have them.
 
 Dims: W rows, H hidden size, S concatenated hidden states of the target, Hkv key heads, D head size.
 """
@@ -46,7 +47,7 @@ class BlockHead(DraftingVocabulary):
 
         Args:
             tokens: [Vd] int64 token ids of the target, ascending.
-            rows: makes an LM head over ``tokens`` alone from this head's, or from the target's if it gets None.
+            rows: returns an LM head over ``tokens`` alone, given this head's LM head or None for the target's.
         """
         super().restrict_to(tokens, rows)
         if self.successors is not None:
@@ -82,7 +83,7 @@ class BlockHead(DraftingVocabulary):
     def logits(self, outputs: Tensor) -> Tensor:
         """Return logits [.., Vd] over the draft vocabulary of ``outputs`` [.., H] of ``forward``.
 
-        They do not depend on the token drafted before; a successor head corrects them for it.
+        The logits do not depend on the token drafted before; a successor head corrects the logits for that token.
         """
         assert self.lm_head is not None
         logits: Tensor = self.lm_head(outputs) * self.settings.output_scale

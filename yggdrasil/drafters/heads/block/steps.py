@@ -26,7 +26,7 @@ class BlockCall(HeadCall):
 
     def __init__(self, loaded: LoadedModel, num_guesses: int) -> None:
         super().__init__(loaded)
-        self.num_guesses = num_guesses  # logits are computed for so many rows
+        self.num_guesses = num_guesses  # D, the number of rows of which logits are computed
 
     def read(self, weights: list[Tensor], caches: list[Tensor], states: Tensor, start: Tensor) -> None:
         """Compute keys and values of accepted tokens in every layer and write them to the caches.
@@ -50,9 +50,9 @@ class BlockCall(HeadCall):
         self.run(run, weights, states, start)
 
     def guess(self, weights: list[Tensor], caches: list[Tensor], token: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
-        """Draft D tokens after the last accepted one, and return their logits [D, Vd] and outputs [D, H].
+        """Draft D tokens after the last accepted token, and return logits [D, Vd] and the head's outputs [D, H].
 
-        Row d belongs to the token d + 1 positions after the last accepted one. Vd is the draft vocabulary.
+        Row d belongs to the token d + 1 positions after the last accepted token. Vd is the draft vocabulary.
 
         Args:
             weights: the head's tensors.
@@ -91,8 +91,8 @@ class BlockCall(HeadCall):
             states: [W, R] path states of the nodes' parents; zeros for the root.
 
         Returns:
-            Log-probabilities and target token ids, [W, count] each, the likeliest first, and the nodes' path states [W,
-                R].
+            Log-probabilities and target token ids, [W, count] each, the likeliest first, and the path states after the
+                nodes, [W, R].
         """
         rows = depths.clamp(max=self.num_guesses - 1)
         logits, drafted, outputs = (column[rows] for column in table)
@@ -104,9 +104,9 @@ class BlockCall(HeadCall):
 
 
 class SuccessorTable(NamedTuple):
-    """What a block pass finds for each depth, from which the successor head ranks the candidates of a node."""
+    """Results of a block pass for each depth, from which the successor head ranks the candidates of a node."""
 
-    logits: Tensor  # [D, C] float32
+    logits: Tensor  # [D, C] float32, log-probabilities of the candidates in the block pass
     candidates: Tensor  # [D, C] int64, draft vocabulary ids
     outputs: Tensor  # [D, H]
 
@@ -179,7 +179,7 @@ class SuccessorStep(CallStep[BlockCall]):
 
 
 class SuccessorLevelStep(CallStep[BlockCall]):
-    """Attach the W best candidates, and rank the candidates of the next depth after each of them."""
+    """Attach the W best candidates, rank the candidates of the next depth after each, and add these to the pool."""
 
     def forward(
         self,

@@ -38,14 +38,14 @@ class SuccessorHead(nn.Module):
     def forward(
         self, logits: Tensor, drafted: Tensor, before: Tensor, outputs: Tensor, state: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the candidates' logits [W, M] given the token before them, and the path states [W, R] after it.
+        """Return candidates' logits [W, M] given the token before each, and the path states [W, R] after that token.
 
         Args:
-            logits: [W, M] of the candidates, from the block pass.
+            logits: [W, M] logits of the candidates, from the block pass.
             drafted: [W, M] int64, draft vocabulary ids of the candidates.
             before: [W] int64, the target's ids of the tokens before the candidates.
-            outputs: [W, H] of the block's rows that predict the candidates.
-            state: [W, R] path states before that token; zeros at the root. Only the kind ``rnn`` changes them.
+            outputs: [W, H] outputs of the block's rows that predict the candidates.
+            state: [W, R] path states before these tokens; zeros at the root. Only the kind ``rnn`` changes them.
         """
         query, state = self._query(self.previous[before], outputs, state)
         return logits + (self.following[drafted] * query[:, None]).sum(-1), state

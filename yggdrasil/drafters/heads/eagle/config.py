@@ -17,10 +17,10 @@ HEAD_INPUT = -1  # stands for the input of the target's LM head, in place of a l
 
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu")
 _USUAL_LAYERS = 3
-_LAYER_SECTIONS = ("transformer_layer_config", "model")  # of speculators, and of vLLM's own files
+_LAYER_SECTIONS = ("transformer_layer_config", "model")  # sections of speculators' files, and of vLLM's files
 _FC_BIAS = ("bias", "fusion_bias")
 
-# Whether layer numbers mean a layer's input or its output. Published files do not record it, and their writers differ.
+# Whether layer numbers denote a layer's input or output. Published files do not record this, and their writers differ.
 Convention = Literal["inputs", "outputs"]
 CONVENTION = "layer_convention"  # the field of our own files
 
@@ -36,7 +36,7 @@ class HeadSettings:
     head_size: int
     norm_eps: float
     activation: str
-    vocab_size: int  # of the target
+    vocab_size: int  # the target's vocabulary
     draft_vocab_size: int
     target_hidden_size: int
     rope: dict[str, Any]  # with rope_type and rope_theta
@@ -47,7 +47,7 @@ class HeadSettings:
     fc_norm: bool = False  # or one norm per hidden state
     norm_output: bool = False  # outputs are normalised before they are fed back
     layers: tuple[int, ...] | None = None  # the target's layers as in the file, if it lists them
-    convention: Convention = "inputs"  # how these layers are numbered
+    convention: Convention = "inputs"  # how ``layers`` are numbered
     convention_is_said: bool = False  # the file records the convention
     qkv_bias: bool = False
     is_first: bool = False  # EAGLE-1, EAGLE-2 or MTP: reads and predicts the input of the target's LM head
@@ -56,7 +56,7 @@ class HeadSettings:
     head_norms: bool = False  # queries and keys are normalised per head, as in Qwen3
     window: int = 0  # attention window in keys, a row's own included; 0: unlimited
     num_layers: int = 1
-    layer_of: str = ""  # of an MTP module: the target's configuration, whose layer type it has
+    layer_of: str = ""  # for an MTP module: JSON of the target's configuration, whose type of layer the module has
 
     @property
     def num_states(self) -> int:
@@ -78,8 +78,8 @@ class HeadSettings:
         """Return the layers of the target whose outputs the head may read; -1 stands for the LM head's input.
 
         There is one tuple for each convention that the file's layer numbers may follow (a layer's input or its output),
-        the usual one first. There is only one tuple if the file records its convention, or for EAGLE-1, EAGLE-2 and
-        MTP.
+        the usual convention's first. There is only one tuple if the file records its convention, or for EAGLE-1,
+        EAGLE-2 and MTP.
 
         Args:
             num_layers: number of the target's layers.
@@ -117,7 +117,7 @@ def read_config(folder: Path, kind: str, settings_of: Callable[[Mapping[str, Any
     """Return what ``settings_of`` returns for the content of config.json in ``folder``.
 
     Args:
-        kind: of the head, for error messages.
+        kind: kind of the head with article, such as "an EAGLE head", for error messages.
 
     Raises:
         YggdrasilError: the file is missing or damaged, or ``settings_of`` raises ValueError, TypeError or KeyError.
@@ -213,11 +213,11 @@ def _check(settings: HeadSettings, layer: Mapping[str, Any], config: Mapping[str
 
 
 def positive(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """Return the integer ``config[name]``, or ``default`` if it is missing or null.
+    """Return the integer ``config[name]``, or ``default`` if that value is missing or null.
 
     Raises:
-        KeyError: it is missing, and there is no default.
-        ValueError: it is no integer from 1 on.
+        KeyError: the value is missing or null, and ``default`` is None.
+        ValueError: the value is not an integer, or is below 1.
     """
     value = config.get(name)
     value = default if value is None else value

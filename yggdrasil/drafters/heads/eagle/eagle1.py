@@ -1,7 +1,7 @@
 """A head of EAGLE-1 or EAGLE-2 as a module whose parameters have the names of published files.
 
-It reads the input of the target's LM head and predicts the next such hidden state, from which the target's LM head
-predicts the token. EAGLE-2 has the same module; it only builds another tree.
+The head reads the input of the target's LM head and predicts the next such hidden state, from which an LM head, by
+default the target's, predicts the token. EAGLE-2 has the same module and only builds another tree.
 
 Dims: W rows, H hidden size.
 """

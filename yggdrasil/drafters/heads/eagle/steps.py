@@ -1,10 +1,10 @@
-"""Steps of a head: cache accepted tokens with the target's hidden states, and grow one tree level from its own outputs.
+"""Steps of a head: cache accepted tokens with the target's hidden states; grow a tree level from the head's outputs.
 
 A row reads a token and the feature of the position before it, so the first token of a text has no row, and the row of
-token i is cached in slot i - 1. Outputs of tree nodes are stored in a buffer, which the next level reads its features
-from.
+token i is cached in slot i - 1. Outputs of tree nodes are stored in a buffer, from which the next level reads features.
 
-Dims: W rows, N tree nodes, S concatenated hidden states of the target, H the head's hidden size, M calibration knots.
+Dims: W rows, R rows whose logits are computed, N tree nodes, S concatenated hidden states of the target, H the head's
+hidden size, Vd draft vocabulary, M calibration knots.
 """
 
 from typing import Any, NamedTuple
@@ -39,7 +39,7 @@ class EagleCall(HeadCall):
         of_target: bool,
         rows: Tensor | None = None,  # [R] int64: rows to compute logits of; None for all
     ) -> tuple[Tensor, Tensor]:
-        """Run the head; return logits [R, draft vocabulary] and the features [R, H] for rows one level below."""
+        """Run the head, write the cache, and return logits [R, Vd] and the features [R, H] that child nodes read."""
 
         def run(module: Any, tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
             head = module.head
@@ -60,7 +60,7 @@ class EagleCall(HeadCall):
 
 
 class HeadStep(CallStep[EagleCall]):
-    """Cache newly accepted tokens (padded to W); the last becomes the tree's root, and its candidates join the pool."""
+    """Cache newly accepted tokens (padded to W), plant the last one as the root, and add its candidates to the pool."""
 
     def forward(
         self,
@@ -85,7 +85,7 @@ class HeadStep(CallStep[EagleCall]):
 
 
 class LevelStep(CallStep[EagleCall]):
-    """Attach the W best candidates, run the head on them and their parents' outputs, and add their candidates."""
+    """Attach the W best candidates, run the head on them and their parents' features, and offer their candidates."""
 
     def forward(
         self,

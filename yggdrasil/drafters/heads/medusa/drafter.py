@@ -59,8 +59,8 @@ class MedusaDrafter(LevelDrafter):
     def begin(self, tokens: Sequence[int]) -> None:
         """Start a request with the committed ``tokens`` (token ids, at least one).
 
-        Only their number and the last one, the next tree's root, are noted. The hidden state that the heads read comes
-        with the next ``extend``.
+        Only the number of tokens and the last token, the next tree's root, are stored. The hidden state that the heads
+        read comes with the next ``extend``.
         """
         self._last, self._length = tokens[-1], len(tokens)
         self._headed = self._next = self._grown = None
@@ -74,8 +74,8 @@ class MedusaDrafter(LevelDrafter):
         """Append committed ``tokens`` (token ids, at least one), and keep the hidden state before the last one.
 
         Args:
-            states: for the layer that the heads read, [len(tokens), H]; row i is that of the token before
-                ``tokens[i]``.
+            states: for the layer that the heads read, hidden states [len(tokens), H]; row i is the hidden state of the
+                token before ``tokens[i]``. Only the last row is kept.
         """
         self._last, self._length = tokens[-1], self._length + len(tokens)
         self._state.copy_(states[self._layer][-1:])

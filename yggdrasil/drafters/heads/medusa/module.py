@@ -1,6 +1,6 @@
-"""Medusa heads as one module: head d drafts the token d positions after the next, all from one hidden state.
+"""Medusa heads as one module: from one hidden state, head d drafts the token d + 1 positions after the next token.
 
-Parameters have the names of vLLM's files; those of Medusa's own files are renamed.
+Parameters have the names of vLLM's files; parameters of files by Medusa's authors are renamed.
 
 Dims: D heads, H hidden size, Vd draft vocabulary.
 """
@@ -23,7 +23,7 @@ class MedusaSettings:
     num_heads: int
     num_layers: int  # residual blocks of a head
     hidden_size: int
-    vocab_size: int  # of the target
+    vocab_size: int  # the target's vocabulary
     draft_vocab_size: int
     has_bias: bool = True
     is_shared: bool = False  # all heads use one LM head
@@ -54,7 +54,7 @@ class _Block(nn.Module):
 
 
 class MedusaHeads(DraftingVocabulary):
-    """All heads. From the hidden state that precedes a token they predict the tokens that follow it."""
+    """All Medusa heads. From the hidden state before a token they predict the tokens that follow this token."""
 
     def __init__(self, settings: MedusaSettings) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class MedusaHeads(DraftingVocabulary):
     def forward(self, states: Tensor) -> Tensor:
         """Return logits [.., D, Vd] of hidden states [.., H], the inputs of the target's LM head.
 
-        The LM head predicts the next token, and Medusa head d the token d + 1 positions after that one.
+        The target's LM head predicts the next token, and Medusa head d (from 0) the token d + 1 positions after it.
         """
         drafted = [block(states) for block in self.blocks]
         if self.settings.is_shared:
@@ -83,7 +83,7 @@ class MedusaHeads(DraftingVocabulary):
 
         Args:
             tokens: [Vd] int64 token ids of the target, ascending.
-            rows: makes an LM head over ``tokens`` alone from one over all tokens.
+            rows: returns an LM head over ``tokens`` alone, given an LM head over all tokens.
         """
         self.lm_heads = nn.ModuleList(rows(each) for each in self.lm_heads)
         self._draft_only(tokens)

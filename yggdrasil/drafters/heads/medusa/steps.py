@@ -30,7 +30,7 @@ class MedusaCall(HeadCall):
 
 
 class MedusaStep(CallStep[MedusaCall]):
-    """Draft every depth from the state before the last accepted token, which becomes the root with its candidates."""
+    """Draft all depths from the hidden state before the last accepted token, which becomes the root with candidates."""
 
     def forward(
         self,
@@ -76,6 +76,8 @@ class MedusaLevelStep(StepModule):
 
 def offer_to_depth(tree: TokenTree, nodes: Tensor, edges: Tensor, tokens: Tensor, knots: Tensor, depth: int) -> None:
     """Write the K candidates below each of ``nodes`` to the tree's pool; nodes at ``depth`` or deeper get none.
+
+    Candidates that a node does not get are written with the score -inf.
 
     Args:
         nodes: [W] int64 node indices.

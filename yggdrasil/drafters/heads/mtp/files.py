@@ -1,4 +1,4 @@
-"""Load the MTP module from its target's own files. transformers ignores its tensors when it loads the target."""
+"""Load the MTP module from the target's files. transformers ignores the module's tensors when it loads the target."""
 
 import re
 from dataclasses import dataclass, replace
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MtpNames:
-    """Tensor names of a family's MTP module, without ``.weight``; ``{layers}`` is the number of layers."""
+    """Tensor names of a family's MTP module, without ``.weight``; ``{layers}`` is the target's number of layers."""
 
-    block: str  # what the tensors of its decoder layer begin with
+    block: str  # prefix of the tensors of the module's decoder layer
     embedding_norm: str
     hidden_norm: str
     projection: str
-    norm: str  # of its outputs
-    is_hidden_first: bool = False  # the projection reads the state before the embedding
+    norm: str  # norm of the module's outputs
+    is_hidden_first: bool = False  # in the projection's input, the hidden state comes before the embedding
     norm_offset: float = 0.0  # added to the weights of the norms around the layer
 
     def with_layers(self, layers: int) -> Self:
@@ -48,8 +48,8 @@ class MtpNames:
 _QWEN = MtpNames(
     "mtp.layers.0.", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm", norm_offset=1.0
 )
-# By the model type of their configurations, or of the text's. ERNIE's module has no last norm of its own and goes
-# through the target's, as in Baidu's FastDeploy; vLLM leaves it out.
+# By the model type of the target's (text) configuration. ERNIE's module has no last norm, so its outputs pass through
+# the target's last norm, as in Baidu's FastDeploy; vLLM leaves this norm out.
 MTP_NAMES = {
     "mimo": MtpNames(
         "model.mtp_layers.0.", "model.mtp_layers.0.token_layernorm", "model.mtp_layers.0.hidden_layernorm",
@@ -69,9 +69,9 @@ MTP_NAMES = {
 }  # fmt: skip
 
 
-# Copies of the target's, which files may bring, and tables that are computed.
+# Copies of the target's tensors that files may have, and tables that are computed.
 _IGNORED = ("embed_tokens.weight", "shared_head.head.weight", "rotary_emb.inv_freq")
-_BLOCK = "block."  # what our names of the layer's tensors begin with
+_BLOCK = "block."  # prefix of our names of the layer's tensors
 _GATE_UP = "gate_up_proj"
 _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
@@ -80,7 +80,7 @@ def open_mtp(folder: Path, dtype: torch.dtype) -> MtpHead:
     """Load the multi-token-prediction (MTP) module that is stored with a model, with weights in ``dtype``.
 
     Args:
-        folder: the model's folder, or its GGUF file; its module must be of a supported family (``kind_of``).
+        folder: the model's folder or GGUF file. The MTP module must be of a supported family (``kind_of``).
 
     Raises:
         YggdrasilError: the configuration cannot be read, or tensors of the module are missing, unexpected or misshapen.
@@ -125,7 +125,7 @@ def _names_of(config: "PretrainedConfig") -> MtpNames:
 
 
 def _renamed(folder: Path, names: MtpNames) -> dict[str, Tensor]:
-    """What belongs to the module, under our names."""
+    """Return the module's tensors in ``folder``, by our names."""
     parts = names.parts
     found = read_tensors(folder, (*parts, names.block))
     return {
@@ -136,7 +136,7 @@ def _renamed(folder: Path, names: MtpNames) -> dict[str, Tensor]:
 
 
 def _with_experts_together(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Experts, which files keep one by one, in the two tensors that transformers keeps them in."""
+    """Return ``tensors`` with the experts, which files store one by one, stacked as transformers' two tensors."""
     experts: dict[str, dict[str, dict[int, Tensor]]] = {}
     others: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -148,7 +148,7 @@ def _with_experts_together(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         stacked = {
             kind: torch.stack([each[number] for number in sorted(each)])
             for kind, each in kinds.items()
-            if len({tensor.shape for tensor in each.values()}) == 1  # else they are missed by name
+            if len({tensor.shape for tensor in each.values()}) == 1  # else ``refuse_others`` reports them as missing
         }
         if stacked.keys() >= {"gate", "up"} and stacked["gate"].shape == stacked["up"].shape:
             others[f"{name}.{_GATE_UP}"] = torch.cat([stacked["gate"], stacked["up"]], dim=1)

@@ -1,4 +1,4 @@
-"""Read the MTP module of a GGUF file. llama.cpp stores it as a layer after the model's own, with ``nextn`` tensors."""
+"""Read the MTP module of a GGUF file. llama.cpp stores the module after the model's layers, with ``nextn`` tensors."""
 
 from collections.abc import Mapping
 from pathlib import Path

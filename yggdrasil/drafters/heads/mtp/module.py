@@ -1,5 +1,4 @@
-"""A target's module for multi-token prediction (MTP): one more decoder layer of its family, which predicts hidden
-states.
+"""A target's MTP (multi-token prediction) module: one more decoder layer of its family, which predicts hidden states.
 
 The decoder layer is transformers' own class; the caller supplies the attention, as for all heads. Only the first module
 of a target is used, repeatedly for deeper tokens.
@@ -21,12 +20,12 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 _ATTENTION_NAME = "yggdrasil_head"
-# What makes the only layer of a configuration the kind that a family's module has: with experts, or without.
+# Changes by which a configuration's only layer is of the kind that the family's module has, with or without experts.
 _CHANGES = {"glm4_moe": {"first_k_dense_replace": 0}, "ernie4_5_moe": {"moe_layer_start_index": 1}}
 
 
 class MtpHead(StateHead):
-    """One decoder layer that predicts the target's next hidden state after its last norm."""
+    """One decoder layer that predicts the target's next hidden state, as the target's last norm would return it."""
 
     def __init__(
         self, settings: HeadSettings, config: "PretrainedConfig", *, is_hidden_first: bool, norm_offset: float
@@ -66,8 +65,8 @@ class MtpHead(StateHead):
 
 
 def _layer_of(config: "PretrainedConfig") -> tuple[nn.Module, nn.Module]:
-    """A decoder layer of the family, without memory, and its rotary positions."""
-    from transformers import AttentionInterface, AutoModelForCausalLM  # here: brings transformers' models along
+    """Return a decoder layer of the family on the meta device, and its rotary embedding on the CPU."""
+    from transformers import AttentionInterface, AutoModelForCausalLM  # imported here: it loads transformers' models
 
     AttentionInterface.register(_ATTENTION_NAME, _attention)
     one = copy.deepcopy(config)
@@ -79,14 +78,14 @@ def _layer_of(config: "PretrainedConfig") -> tuple[nn.Module, nn.Module]:
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(one, attn_implementation=_ATTENTION_NAME)
     decoder = model.get_decoder()
-    with torch.device("cpu"):  # rotary positions are computed and no weight that a file would bring
+    with torch.device("cpu"):  # the rotary embedding is computed, and files do not have it
         return decoder.layers[0], type(decoder.rotary_emb)(one)
 
 
 def _attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: object, attend: Attend, **__: object
 ) -> tuple[Tensor, None]:
-    """The caller's attention, as transformers calls one: of [B, heads, W, D], returns [B, W, Hq, D]."""
+    """Call ``attend`` on [B, heads, W, D] as transformers calls an attention; return ([B, W, Hq, D], None)."""
     return attend(query, key, value), None
 
 
