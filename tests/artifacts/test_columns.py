@@ -9,7 +9,9 @@ from yggdrasil.artifacts.columns import pack_column, unpack_column
 
 
 @pytest.mark.parametrize(
-    "values", [[], [0], [255, 256], [0, 1, 2**62], list(range(1000)), [2**32, 0, 7]], ids=lambda each: str(len(each))
+    "values",
+    [[], [0], [255, 256], [0, 1, 2**62], list(range(1000)), [2**32, 0, 7], [2**31 - 1], [5, 2**31]],
+    ids=lambda each: str(len(each)),
 )
 def test_numbers_come_back(values):
     packed = pack_column(np.array(values, dtype=np.int64))

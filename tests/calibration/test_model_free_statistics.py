@@ -5,6 +5,7 @@ import threading
 from copy import copy
 from dataclasses import replace
 from itertools import count
+from math import inf
 from types import SimpleNamespace
 
 import made_up
@@ -83,6 +84,13 @@ def test_kept_text_is_what_is_whole_of_it(tmp_path, line):
 
     assert read_documents(file, 96) == [Document([1, 2], [95, 0])] * 2
     assert read_documents(tmp_path / "none.jsonl", 96) == []
+
+
+@pytest.mark.parametrize(
+    ("budget", "share"), [(TextBudget(inf, 0), 1.0), (TextBudget(inf, 8), 0.5), (TextBudget(8.0), 0.25)]
+)
+def test_a_budget_of_no_tokens_is_used_up(budget, share):
+    assert budget.share(4, 2.0) == share
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "-1", "", "x", "\0"])

@@ -252,3 +252,19 @@ def test_a_full_context_offers_to_drop_the_oldest_turns(pair, monkeypatch, capsy
     assert out.strip(), "what had no room is answered"
     conversation.take("/drop")
     assert "yggdrasil: 0 of " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", ["/reset", "/system Be brief.", "c"])
+def test_a_question_without_room_is_forgotten_with_the_next_or_a_new_conversation(pair, monkeypatch, capsys, line):
+    decoder = pair.decoder(TREE)
+    decoder.tokenizer = chat_tokenizer()
+    conversation = Conversation(decoder, RequestSettings(4))
+    for _ in range(6):
+        conversation.take("a" * 20)
+    with pytest.raises(YggdrasilError, match="fills the context"):
+        conversation.take("b" * 40)
+    conversation.take(line)
+    capsys.readouterr()
+
+    conversation.take("/drop")
+    assert capsys.readouterr().out == ""

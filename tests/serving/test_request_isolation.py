@@ -1,5 +1,6 @@
 """What goes wrong in one request stays in it: the next is answered as before, and the log has no word of either."""
 
+import json
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
@@ -65,8 +66,15 @@ def test_faults_in_the_middle_of_an_answer(server, monkeypatch, caplog, raised, 
         calls.clear()
         messages = [{"role": "user", "content": "Count"}]
         *parts, last = server.stream("/v1/chat/completions", messages=messages, max_tokens=60)
+        calls.clear()
+        with server.client.stream("POST", "/v1/responses", json={"input": "Count", "stream": True}) as reply:
+            frames = reply.read().decode().strip().split("\n\n")
+        events = [json.loads(frame.partition("data: ")[2]) for frame in frames]
 
     assert parts, "it had begun"
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert events[-1]["type"] == "error"
+    assert said in events[-1]["message"]
     for error in (whole, last["error"]):
         assert said in error["message"]
         assert SECRET not in error["message"]

@@ -69,6 +69,7 @@ def test_tools_are_called_and_their_results_go_back(sdk):
         ({"tools": [{"type": "web_search"}]}, "web_search"),
         ({"temperature": "hot"}, "temperature"),
         ({"input": []}, "messages"),
+        ({"n": 2}, "one answer"),
     ],
 )
 def test_what_is_not_served_is_said(server, given, said):

@@ -20,6 +20,7 @@ from own_texts import RecordedLines, write_own_text
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from tiny_pair import chat_tokenizer, random_model
+from torch import nn
 from torch.nn import functional
 from transformers import (
     AutoModelForCausalLM,
@@ -46,7 +47,7 @@ from yggdrasil.training.features import Features, Kept, shards, stack_windows
 from yggdrasil.training.objective import Teacher, count_hits, loss_of
 from yggdrasil.training.run import _has_settled
 from yggdrasil.training.settings import SHOWN, TrainSettings
-from yggdrasil.training.start import load_start_head, settings_for
+from yggdrasil.training.start import copy_norm, load_start_head, settings_for
 from yggdrasil.training.state import KeptTraining, Look, Training, _digest
 from yggdrasil.training.target_head import TargetHead
 from yggdrasil.training.training import train
@@ -408,6 +409,16 @@ def test_a_head_that_was_trained_for_a_target_fits_it(config, tmp_path):
     recipe.write(recipe.initial(), tmp_path)
 
     assert load_start_head(tmp_path, loaded).settings.rope == settings_for(loaded, 40).rope
+
+
+@pytest.mark.parametrize("bias", [0.0, 3.0])
+def test_the_factors_of_a_layer_norm_are_copied_without_its_bias(bias):
+    theirs, ours = nn.LayerNorm(8), nn.RMSNorm(8)
+    nn.init.uniform_(theirs.weight, 0.5, 2.0)
+    nn.init.constant_(theirs.bias, bias)
+    with torch.no_grad():
+        copy_norm(ours, theirs, 8)
+    torch.testing.assert_close(ours.weight, theirs.weight)
 
 
 def test_another_process_that_writes_takes_no_time_of_a_training(written, seconds, monkeypatch):

@@ -1,5 +1,6 @@
 """The token tree against lists of tuples."""
 
+import math
 import random
 
 import pytest
@@ -112,6 +113,8 @@ def test_graft_refuses_what_is_no_tree_and_writes_nothing():
         tree.graft([0, 2], [1, 1], [-1.0, -1.0])
     with pytest.raises(ValueError, match="at most 0"):
         tree.graft([0, 1], [1, 1], [-1.0, 0.5])
+    with pytest.raises(ValueError, match="at most 0"):
+        tree.graft([0, 1], [1, 1], [-1.0, math.nan])
 
     assert all(torch.equal(now, then) for now, then in zip(tree.tensors(), before, strict=True))
 

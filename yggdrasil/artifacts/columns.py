@@ -46,10 +46,10 @@ def unpack_column(packed: npt.NDArray[np.uint8], dtype: type[Number]) -> npt.NDA
     """Return the values, [n] in ``dtype``, of a column that ``pack_column`` has compressed to uint8 bytes.
 
     Args:
-        dtype: dtype of the result, int32 or int64; int32 takes half of the memory. Values from 2**31 on wrap in int32.
+        dtype: dtype of the result, int32 or int64; int32 takes half of the memory.
 
     Raises:
-        ValueError: the bytes are not a packed column, or a value has more bytes than ``dtype``.
+        ValueError: the bytes are not a packed column, or a value does not fit ``dtype``.
     """
     data = packed.data
     try:
@@ -69,4 +69,6 @@ def unpack_column(packed: npt.NDArray[np.uint8], dtype: type[Number]) -> npt.NDA
     for place, plane in enumerate(np.frombuffer(planes, dtype=np.uint8).reshape(width, count)):
         values[:, place] = plane  # plane by plane: NumPy copies the transpose of all planes at a third of the speed
     numbers: npt.NDArray[Number] = values.view(f"<i{most}").reshape(count).astype(dtype, copy=False)
+    if width == most and count and numbers.min() < 0:
+        raise ValueError("a packed column holds numbers that are too large")
     return numbers

@@ -101,7 +101,8 @@ class TextBudget(NamedTuple):
     def share(self, tokens: int, seconds: float) -> float:
         """Return the share of the budget that ``tokens`` or ``seconds`` use up, whichever is larger, from 0 to 1."""
         of_time = seconds / self.seconds if self.seconds else 1.0
-        return min(max(of_time, tokens / self.tokens if self.tokens else 0.0), 1.0)
+        of_tokens = 0.0 if self.tokens is None else tokens / self.tokens if self.tokens else 1.0
+        return min(max(of_time, of_tokens), 1.0)
 
     def seconds_left(self, seconds: float) -> float:
         """Return the remaining seconds of the budget after ``seconds``; negative if the budget is exceeded."""

@@ -167,7 +167,7 @@ class Conversation:
         if command in ("/exit", "/quit", "/bye"):
             return False
         if command == "/reset":
-            self._exchanges = []
+            self._exchanges, self._unanswered = [], None
         elif command == "/drop":
             self._drop()
         elif command == "/system":
@@ -193,6 +193,7 @@ class Conversation:
         except YggdrasilError:
             self._system, self._exchanges = before
             raise
+        self._unanswered = None
 
     def _take_back(self, *, is_asked_again: bool) -> None:
         if not self._exchanges:
@@ -227,7 +228,7 @@ class Conversation:
         """Print and store the answer. An interruption stores the text so far and is raised again."""
         from yggdrasil.cli.progress import with_progress
 
-        settings, request = self._settings, None
+        settings, request, self._unanswered = self._settings, None, None
         tokens = self._encoded(question)
         try:
             request = self._decoder.start(

@@ -121,8 +121,8 @@ def check_tree(tree: TokenTree, root: int, vocab_size: int, name: str) -> None:
     Raises:
         YggdrasilError: the tree has another root, or a token is outside the vocabulary.
     """
-    tokens = tree.tokens[: tree.size]
-    if not len(tokens) or int(tokens[0]) != root:
+    tokens = tree.tokens[tree.scores.isfinite()]  # a grammar may have removed nodes in the middle
+    if not tree.size or int(tree.tokens[0]) != root:
         raise YggdrasilError(f"the drafter {name} did not keep token {root}, the last that is certain")
     wrong = tokens[(tokens < 0) | (tokens >= vocab_size)].tolist()
     if wrong:

@@ -54,10 +54,10 @@ class ServerMetrics:
         if result.tokens:  # else it was cancelled during prefill
             self.first.observe(metrics.ttft_ms / 1e3)
             self._prompt.inc(result.prompt_tokens - metrics.reused_tokens)
+            self._cached.inc(metrics.reused_tokens)
         if metrics.iterations:
             self.per_token.observe(metrics.tpot_ms / 1e3)
             self.accepted_length.observe(metrics.aal)
-        self._cached.inc(metrics.reused_tokens)
         self._generated.inc(len(result.tokens))
         self._drafted.inc(metrics.proposed)
         self._accepted.inc(metrics.accepted)

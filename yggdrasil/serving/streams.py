@@ -60,13 +60,7 @@ class Framing(NamedTuple):
     media_type: str = "text/event-stream"
 
 
-def _named_fault(fault: Fault) -> dict[str, Any]:
-    said = {"message": fault.message, "code": fault.code, "param": fault.param}
-    return {"type": "error", "sequence_number": 0, **said}
-
-
 CHUNKS = Framing(frame, Fault.body, DONE)  # OpenAI's chat completions and completions
-NAMED = Framing(named_frame, _named_fault)  # OpenAI's responses
 LINES = Framing(line, lambda fault: {"error": fault.message}, media_type="application/x-ndjson")  # Ollama
 
 

@@ -141,10 +141,13 @@ def copy_layer(middle: Any, layer: Any, hidden: int, norms: Mapping[str, str]) -
 
 
 def copy_norm(ours: Norm, theirs: nn.Module | None, size: int) -> None:
-    """Copy the factors of the target's RMS norm ``theirs`` to ``ours``; do nothing if ``theirs`` is None.
+    """Copy the factors of the target's norm ``theirs`` to ``ours``; do nothing if ``theirs`` is None.
 
-    The factors are the output of ``theirs`` for a vector of ``size`` ones, also if its weights are the factors minus 1.
+    The factors are read from outputs for vectors of ``size`` elements, 1 and -1 in turn: an RMS norm whose weights are
+    the factors minus 1, and a layer norm, whose bias the difference of two outputs cancels, give them too.
     """
     if theirs is not None:
         weight = getattr(theirs, "weight", torch.ones(1))
-        ours.weight.copy_(theirs(torch.ones(1, size, dtype=weight.dtype, device=weight.device))[0])
+        signs = torch.ones(1, size, dtype=weight.dtype, device=weight.device)
+        signs[:, 1::2] = -1.0
+        ours.weight.copy_(((theirs(signs) - theirs(-signs)) * signs)[0] / 2.0)

@@ -201,7 +201,7 @@ class TokenTree:
         for parent, token, log_probability in zip(parents, tokens, log_probabilities, strict=True):
             if not 0 <= parent < len(nodes):
                 raise ValueError(f"node {len(nodes)} has the parent {parent}, which does not come before it")
-            if log_probability > 0:
+            if not log_probability <= 0:
                 raise ValueError(f"log_probability must be at most 0, got {log_probability}")
             below = nodes[parent]
             node = children.get((below, token))

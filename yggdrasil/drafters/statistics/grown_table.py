@@ -118,9 +118,9 @@ class AnswerCounts:
 def merge(folder: Path, base: Path) -> None:
     """Merge the n-gram counts of a model's answers in ``folder``, and write the table that drafting then reads.
 
-    The files ``new-*.safetensors`` are added to the file of all counts so far and deleted, so that nothing is counted
-    twice. The table that is written to ``AnswerCounts.merged`` is ``with_answers`` of ``base``, the model's table
-    without answers. Damaged files of counts are removed. Without counts nothing is written.
+    The files ``new-*.safetensors`` are added to the file of all counts so far, and then deleted. The table that is
+    written to ``AnswerCounts.merged`` is ``with_answers`` of ``base``, the model's table without answers. Damaged files
+    of counts are removed. Without counts nothing is written.
 
     Raises:
         ArtifactError: ``base`` is not a table, a file cannot be written, or another process holds the lock.

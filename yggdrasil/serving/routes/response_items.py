@@ -52,6 +52,8 @@ def chat_of(body: ResponseRequest) -> ChatRequest:
             param="previous_response_id",
         )  # fmt: skip
     extra = body.model_extra or {}
+    if extra.get("n") not in (None, 1):
+        raise Fault(400, "a response has one answer; leave out n", param="n")
     fields: dict[str, Any] = {
         "messages": _messages(body), "max_tokens": body.max_output_tokens, "stream": body.stream,
         "tools": _tools(body.tools), "tool_choice": _choice(body.tool_choice), "response_format": _format(body.text),

@@ -9,13 +9,14 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 
 from yggdrasil.engine.request import Generation
+from yggdrasil.serving.errors import Fault
 from yggdrasil.serving.exchange import Exchange, answer
 from yggdrasil.serving.jobs import Finished
 from yggdrasil.serving.replies import ToolCallReply
 from yggdrasil.serving.routes.chat import AnswerStream, Chat
 from yggdrasil.serving.routes.response_items import ResponseRequest, chat_of
 from yggdrasil.serving.service import service_of
-from yggdrasil.serving.streams import NAMED, STREAMED
+from yggdrasil.serving.streams import STREAMED, Framing, named_frame
 from yggdrasil.serving.usage import finish_reason, timings_of, usage_of
 
 router = APIRouter()
@@ -30,7 +31,9 @@ async def responses(body: ResponseRequest, request: Request) -> Response:
     chat = await run_in_threadpool(Chat.of, chat_of(body), service, identity)
     exchange = Exchange(service.worker, request, chat.jobs, is_streamed=bool(body.stream))
     writer = _Writer(body, chat)
-    return await answer(exchange, lambda found: writer.whole(found[0].result), writer.events, NAMED)
+    return await answer(
+        exchange, lambda found: writer.whole(found[0].result), writer.events, Framing(named_frame, writer.fault)
+    )
 
 
 class _Writer:
@@ -96,6 +99,11 @@ class _Writer:
             if isinstance(event, Finished):
                 events += self._ending(event.result, text, deltas[-1]["delta"])
             yield events
+
+    def fault(self, fault: Fault) -> dict[str, Any]:
+        """Return the event that ends the stream of an answer that failed."""
+        said = {"message": fault.message, "code": fault.code, "param": fault.param}
+        return {**self._event("", **said), "type": "error"}
 
     def _ending(self, result: Generation, text: str, last: dict[str, Any]) -> Iterator[dict[str, Any]]:
         calls = [ToolCallReply.model_validate(call) for call in last.get("tool_calls", ())]
