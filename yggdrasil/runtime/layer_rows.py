@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class LayerRows(Mapping[int, Tensor]):
-    """Mapping from layer to hidden states [len(rows), H] of the ascending ``rows`` of a pass.
+    """Mapping from layer index to that layer's hidden states [len(rows), H] at the ascending ``rows`` of a pass.
 
     Rows are selected on access: right after a pass, with cold processor caches, every PyTorch call takes 10 us.
     """
