@@ -3,8 +3,8 @@
 Each operator has a schema and a shape function, and most have a portable implementation in PyTorch for any device. On
 CPUs, functions of the native library replace the portable ones (``yggdrasil.library``, ``calls.py``); without a library
 and a compiler the slower portable ones are used. On CUDA devices, Triton kernels replace some of them (``cuda.py``).
-Operators that only native steps call, and those over quantised weights on CPUs, have only native implementations;
-without these, models are loaded with full weights.
+Operators that only native steps call, and operators over quantised weights on CPUs, have only native implementations:
+without the native library, a CPU runs no native steps and no quantised weights.
 """
 
 import sys
@@ -46,7 +46,7 @@ def cuda_operators() -> dict[str, Callable[..., Any]]:
 
 
 def has_triton() -> bool:
-    """Return whether Triton works here, so that some operators on CUDA devices are its kernels."""
+    """Return whether Triton works here, so that five operators on CUDA devices run Triton kernels."""
     return cuda_operators()["quantised_linear"] is not ON_GPUS["quantised_linear"]
 
 

@@ -58,10 +58,11 @@ def drop_stack(number: int) -> None:
 def packed_shape(weight: Tensor) -> list[int]:
     """Return the shape of the packed form of a linear layer's ``weight`` [N, K] (linear/linear_job.h).
 
-    float32: [panels, K, 16]; bfloat16: [panels, pairs of inputs, 16, 2], where a panel is 16 outputs.
+    A panel is 16 outputs. float32: [panels, K, 16]; bfloat16: [panels, pairs of inputs, 16, 2], where the number of
+    pairs is rounded up to a multiple of 16.
 
     Raises:
-        RuntimeError: it is not two-dimensional, or bfloat16 with an odd number of inputs.
+        RuntimeError: ``weight`` is not two-dimensional, or is bfloat16 with an odd number of inputs.
     """
     if weight.dim() != 2:
         raise RuntimeError(f"weight must be [N, K], not {list(weight.shape)}")
@@ -83,7 +84,7 @@ def quantised_shape(rows: Tensor, form: int, inputs: int) -> list[int]:
         inputs: number of weights of a row.
 
     Raises:
-        RuntimeError: the library does not read the format, or not with this number of weights.
+        RuntimeError: the library does not support the format, or the format with this number of weights.
     """
     return [-(-rows.shape[0] // PANELS), pair_bytes(form, inputs)]
 

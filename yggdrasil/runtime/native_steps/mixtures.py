@@ -127,7 +127,7 @@ def _shared_inputs(mixture: Mixture, weights: Weights, name: str) -> dict[str, L
 
 
 def _packed_experts(writer: Writer, weights: Weights, name: str) -> tuple[list[int], list[int]]:
-    """Return the tensor numbers and formats of gate, up, down; gate equals up if both are one tensor, or without gate."""
+    """Return tensor numbers and formats of gate, up, down; gate equals up if both are one tensor, or without gate."""
     if weights.has(f"{name}.gate_up_proj") and weights.tensors[f"{name}.gate_up_proj"].dim() > 3:
         gate, down = (writer.tensor(weights.tensors[f"{name}.{part}"]) for part in ("gate_up_proj", "down_proj"))
         return [gate, gate, down], [-1] * 3
