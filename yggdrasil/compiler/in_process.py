@@ -110,7 +110,7 @@ def compiling_by(compiler: Compiler | None) -> Iterator[None]:
 
 @contextmanager
 def noting_steps() -> "Iterator[list[InProcessStep]]":
-    """Context manager that yields a list, to which every step is appended each time that it runs in the block."""
+    """Context manager that yields a list, to which each step is appended whenever the step runs in the block."""
     steps: list[InProcessStep] = []
     before = _run_steps.set(steps)
     try:

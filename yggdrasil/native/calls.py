@@ -44,7 +44,7 @@ def view_of(tensor: Tensor | None) -> bytes:
     The struct does not keep the tensor alive.
 
     Raises:
-        RuntimeError: the tensor's dtype or number of dimensions is unsupported, or it is not on the CPU.
+        RuntimeError: the tensor's dtype or number of dimensions is unsupported, or the tensor is not on the CPU.
     """
     if tensor is None:
         return _NONE
@@ -60,7 +60,7 @@ def view_of(tensor: Tensor | None) -> bytes:
 def views_of(tensors: Iterable[Tensor | None]) -> bytes:
     """Return the C structs ``YggdrasilTensor`` of several CPU tensors (or None), one after another, as bytes.
 
-    They do not keep the tensors alive.
+    The structs do not keep the tensors alive.
     """
     return b"".join(map(view_of, tensors))
 

@@ -18,7 +18,7 @@ from yggdrasil.native.calls import numbers_of, view_of, views_of
 
 
 class Mailbox:
-    """An int64 buffer shared with native code, through which numbers are passed to its calls."""
+    """An int64 buffer of ``size`` numbers shared with native code, through which numbers are passed to C calls."""
 
     def __init__(self, size: int) -> None:
         self.tensor = torch.zeros(size, dtype=torch.int64)
@@ -61,7 +61,7 @@ def native_rows(caches: Sequence[Tensor], mail: Tensor) -> NativeObject:
     """Return a native object whose C function "move" (see ``direct``) moves KV entries in ``caches``, [Hkv, S, D] each.
 
     Before each call, the caller writes to ``mail`` (int64): the number n of entries, the first slot that they move to,
-    and their n present slots, ascending.
+    and the n slots in which they are, ascending.
 
     Raises:
         RuntimeError: a tensor is not on the CPU, or its dtype is unsupported.
@@ -165,8 +165,8 @@ class NativeStatistics(NativeObject):
         Columns: the candidate's id, its count after each of the K = 9 contexts, the count of each context.
 
         Args:
-            path: token ids. The contexts are its last 1 to 6 tokens, counted in the text (16 candidates each at most),
-                then its last 1 to 3, counted in the table.
+            path: token ids. The contexts are the last 1 to 6 tokens of ``path``, counted in the text (16 candidates
+                each at most), then the last 1 to 3 tokens, counted in the static table.
         """
         function = getattr(_library(), "yggdrasil_counts_features")  # noqa: B009
         function.restype = ctypes.c_int64

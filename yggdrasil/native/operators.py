@@ -19,7 +19,7 @@ _stacks: dict[int, Sequence[Tensor]] = {}  # tensors of each registered stack of
 
 
 def native_operators() -> dict[str, Callable[..., Any]]:
-    """Return the native library's operators over CPU tensors, name -> function. The library must be loaded."""
+    """Return the operators over CPU tensors of the native library, which must be loaded, name -> function."""
     calls = {name: _call(name) for name in SCHEMAS if name not in _NOT_CALLS}
     return {**calls, "packed_shape": packed_shape, "quantised_shape": quantised_shape}
 
@@ -27,7 +27,7 @@ def native_operators() -> dict[str, Callable[..., Any]]:
 def native_functions() -> dict[str, Callable[..., Any]]:
     """Return the native library's operators that compute nothing on tensors, name -> function.
 
-    They are ``has_byte_products``, and ``keep_stack``, which only stores its tensors.
+    They are ``has_byte_products``, and ``keep_stack``, which only stores tensors.
     """
     keep_layers = _call("keep_stack")
 
@@ -48,7 +48,8 @@ def native_functions() -> dict[str, Callable[..., Any]]:
 def drop_stack(number: int) -> None:
     """Free the stack of layers that the operator ``keep_stack`` registered as ``number``.
 
-    This is no operator: garbage collection calls it at any moment, and a trace in progress would record an operator.
+    ``drop_stack`` is no operator: garbage collection may call it while a step is traced, and the trace would record an
+    operator.
     """
     assert Native.library is not None
     check(Native.library.yggdrasil_drop_stack(ctypes.c_int64(number)))

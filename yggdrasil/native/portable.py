@@ -197,7 +197,7 @@ def rows_attention(
 
 
 def best_tokens(logits: Tensor, num_threads: int) -> tuple[Tensor, Tensor]:
-    """Return the largest logit of each row of ``logits`` [R, V], [R], and its token id, [R] int64."""
+    """Return (largest logit [R], its token id [R] int64) of each row of ``logits`` [R, V]."""
     best, place = logits.max(-1)
     return best, place
 
@@ -265,7 +265,7 @@ def reweighed(likely: Tensor, edges: Tensor, tokens: Tensor, levels: Tensor, dra
         likely: [W, K] log-probabilities for a greedy target.
         edges: [W, K], the drafter's own log-probabilities.
         tokens: [W, K] int64 ids of the candidates.
-        levels: [W] int64, depths in the tree of the nodes that the candidates follow; the root's is 0.
+        levels: [W] int64, depths in the tree of the nodes that the candidates follow; the root has depth 0.
         draws: [2] int64: key of the random numbers, the root's index in the request (from its first prompt token).
         weights: [3] float32: the factor of ``edges``, the factor of the noise, and the log-weight of all other tokens;
             zeros if the target is greedy.

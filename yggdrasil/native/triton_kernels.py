@@ -76,9 +76,10 @@ def attend_to_split(
     """Triton kernel: attend with a block of rows (axis 1) of a key head (axis 0) to one split of the keys (axis 2).
 
     ``partial`` [Hq * R, P, D] float32 receives unnormalised sums, ``stats`` [Hq * R, P, 2] float32 the maximum score
-    and the sum of weights. Splits without keys are not written. ``tree_mask`` is [R, T] uint8; ``tree_lengths`` [R] are
-    the tree slots that each row sees, read only with a WINDOW. ``*_head`` and ``*_row`` are strides in elements. GROUP
-    is Hq / Hkv: the rows of a key head are those of all its query heads, GROUP * R. ``width`` is W, ``num_queries`` R.
+    and the sum of weights. Splits without keys are not written. ``tree_mask`` is [R, T] uint8; ``tree_lengths`` [R] is
+    the number of tree slots that each row sees, read only if WINDOW > 0. ``*_head`` and ``*_row`` are strides in
+    elements. GROUP is Hq / Hkv; a key head has GROUP * R rows, R for each of its query heads. ``width`` is W,
+    ``num_queries`` is R.
 
     Keys and values of the step's rows are read from ``key`` and ``value`` [Hkv, W, D]; the first block of rows also
     copies them to the caches' slots from ``offsets[1]`` on.
@@ -154,7 +155,7 @@ def merge_splits(
 ):  # fmt: skip
     """Triton kernel: combine the splits of a row and query head (axis 0: head * R + row) into ``output`` [R, Hq, D].
 
-    ``partial`` and ``stats`` are those that ``attend_to_split`` has written; ``sinks`` [Hq] are read if HAS_SINKS.
+    ``partial`` and ``stats`` are the outputs of ``attend_to_split``; ``sinks`` [Hq] are read only if HAS_SINKS.
     """
     member = tl.program_id(0)
     _, _, num_used = _split_range(offsets, width, 0, WINDOW, BLOCK_N, NUM_SPLITS)

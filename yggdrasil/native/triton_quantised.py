@@ -1,7 +1,7 @@
 """Triton kernels over quantised weights in GGUF's layout, launched by ``cuda.py``.
 
-Weights are dequantised in registers. How the inputs of a row are summed depends on the weight's shape alone, so a row
-has the same bits at every width.
+Weights are dequantised in registers. The order in which the inputs of a row are summed depends on the weight's shape
+and the device, not on the width, so a row has the same bits at every width.
 
 Dims: W rows of the step, N outputs, K inputs, P splits of the inputs; E experts, C experts per row.
 """
@@ -119,7 +119,7 @@ def _multiply_rows(
     FORMAT: tl.constexpr, BLOCK_INPUTS: tl.constexpr, BLOCK_BYTES: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, NUM_TILES: tl.constexpr,
 ):  # fmt: skip
-    """Multiply the rows ``source`` of ``inputs`` and store the sums at the rows ``row`` of ``partial``, see `multiply`.
+    """Multiply rows ``source`` of ``inputs``, and store the sums in rows ``row`` of ``partial``, as for ``multiply``.
 
     ``source`` and ``row`` are [BLOCK_M]; where ``is_row`` is false, nothing is read or stored. Further tiles have the
     next rows.

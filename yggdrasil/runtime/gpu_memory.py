@@ -84,7 +84,7 @@ def _bytes_of(shape: Sequence[int], stored: int, dtype: torch.dtype, weights: We
 
 
 def _tensors(source: Source) -> list[tuple[Sequence[int], int]]:
-    """Return shape and stored bytes of every tensor of a checkpoint."""
+    """Return (shape, stored bytes) of every tensor of a checkpoint; MXFP4 blocks count two weights for each byte."""
     if source.gguf is not None:
         return [(each.shape, each.num_bytes) for each in read_gguf_layout(source.gguf).tensors.values()]
     found: list[tuple[Sequence[int], int]] = []

@@ -106,7 +106,7 @@ class Recorder:
         self._is_cuda = device.type == "cuda"
         self._pool = torch.cuda.graph_pool_handle() if self._is_cuda else None
         self._stream = torch.cuda.Stream(device) if self._is_cuda else None
-        self.num_recorded = 0
+        self.num_recorded = 0  # number of calls of ``record``
 
     def capture(self, run: Launch) -> Capture:
         """Return a callable that calls ``run`` the first time, and later replays a CUDA graph recorded from ``run``.

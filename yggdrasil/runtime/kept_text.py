@@ -6,12 +6,12 @@ from yggdrasil.runtime.states.snapshots import KeptStates
 
 
 class KeptText:
-    """The committed tokens of a cache. The first ``num_rows`` of them have KV entries, in slots equal to their index.
+    """The committed tokens of a cache, of which the first ``num_rows`` have KV entries, in slots equal to their index.
 
     ``lead`` holds the tokens before ``tokens``. They never have entries: a draft head's cache lacks the first token.
     Code that writes other entries to the cache must call ``forget`` first. Code that times steps at a context length
-    without computing its entries calls ``pretend``. A text with recurrent states can continue only at positions at
-    which they were copied.
+    without computing its entries calls ``pretend``. A text with recurrent states can continue only at its end and at
+    positions at which the states were copied.
     """
 
     def __init__(self, states: KeptStates | None = None) -> None:

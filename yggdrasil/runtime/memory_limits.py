@@ -1,4 +1,4 @@
-"""Checks whether KV caches fit in memory, and returns freed memory to the system."""
+"""Checks whether KV caches fit in memory, and measures free and used memory."""
 
 import mmap
 from collections.abc import Sequence

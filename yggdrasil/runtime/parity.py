@@ -1,7 +1,7 @@
 """Measures how logits of wide passes differ from width-1 decoding, and derives the tolerance of ``exactness="strict"``.
 
-Kernels may sum in another order for another number of rows, so logits differ in their last bits. If two tokens are
-nearly tied, the argmax flips. Dims: P positions, V vocabulary.
+Kernels may sum in a different order for a different number of rows, so logits differ in their last bits. If two tokens
+are nearly tied, the argmax can flip. Dims: P positions, V vocabulary.
 """
 
 from collections.abc import Sequence

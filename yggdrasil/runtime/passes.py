@@ -88,7 +88,7 @@ class StepModule(nn.Module):
     """The computation of a step: ``forward(weights, caches, *inputs)``."""
 
     def decoder_layers(self) -> Sequence[nn.Module]:
-        """Return the decoder layers that can be compiled separately: none, so that the step is compiled as a whole."""
+        """Return the decoder layers that can be compiled separately; here none, so the step is compiled as a whole."""
         return ()
 
     def tracing(self) -> AbstractContextManager[object]:
@@ -262,16 +262,16 @@ class Readback:
     def wait(self, size: int) -> Tensor:
         """Wait for the last copy, and return its first ``size`` values, int64 on the host.
 
-        The next copy overwrites them.
+        The next copy overwrites the returned tensor.
         """
         if self._copied is not None:
             self._copied.synchronize()
         return self._host[:size]
 
     def read(self, values: Tensor) -> Tensor:
-        """Copy ``values`` [n] int64 from the device, wait, and return them on the host.
+        """Copy ``values`` [n] int64 from the device to the host, wait, and return the copy.
 
-        The next copy overwrites them.
+        The next copy overwrites the returned tensor.
         """
         self.begin(values)
         return self.wait(values.numel())

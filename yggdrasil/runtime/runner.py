@@ -237,7 +237,8 @@ class ModelRunner:
         """Return the CUDA graph of ``steps``, each given as (name, width), that run one after another.
 
         The first call of the returned object runs the steps, the second records and replays the graph, and later calls
-        replay it. Each returns the outputs of the last step. For the same steps the same object is returned.
+        replay it. Each call returns the outputs of the last step. Equal ``steps`` give the same object. The runner must
+        have a recorder.
         """
         found = self._captures.get(steps)
         if found is None:

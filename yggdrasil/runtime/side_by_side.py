@@ -56,6 +56,8 @@ class Rows:
     def read(self, tokens: Sequence[int], lengths: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
         """Run one pass over a batch: append a token to each running text, and prefill prompts as further texts.
 
+        More than ``num_rows`` texts, or a text of more than ``capacity`` tokens, raise AssertionError.
+
         Args:
             tokens: ``tokens[i]`` is appended to text i.
             lengths: ``lengths[i]`` is the number of tokens of text i before the pass.

@@ -42,7 +42,7 @@ class StepCache(Cache):
 
     @classmethod
     def over(cls, tensors: Sequence[Tensor], sizes: ModelSizes, offsets: Tensor, tree_mask: Tensor) -> "StepCache":
-        """Return the cache object of a step over ``tensors``, which begin with those of ``StaticCache.tensors``.
+        """Return the cache object of a step over ``tensors``, a list that begins with ``StaticCache.tensors``.
 
         Args:
             sizes: the model's sizes.

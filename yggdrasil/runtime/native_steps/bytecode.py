@@ -15,7 +15,7 @@ CARRIED, MASK, OFFSETS, FIRST_TURN = 0, 1, 2, 3
 
 
 class Writer:
-    """Writer of one decoder layer's bytecode: integers that describe its stages to the native library.
+    """Writer of one decoder layer's bytecode: integers that describe the layer's stages to the native library.
 
     Operands are tensor numbers: 0 for the hidden states, then the ``num_shared`` inputs that all layers of a step
     share, the layer's tensors (``own``) in the order of ``tensor`` calls, and the outputs of stages. While writing,
@@ -157,8 +157,9 @@ class Writer:
         """Write the bytecode of a mixture of experts, and return the tensor number of its output.
 
         Args:
-            values: tensor numbers: rows, the router's logits and correction, output and gate of the shared experts,
-                residual.
+            values: tensor numbers: rows, the router's logits and correction, input of the shared experts' last layer
+                and its gate (the input is multiplied in place by the gate's sigmoid; ``NOTHING`` for both without such
+                a gate), residual.
             plain: the router's rule (0 softmax, 1 sigmoid, 2 sigmoid in float32), whether a row's shares are scaled to
                 the sum 1, the number of experts of a row, the experts' intermediate size, and the activation's number.
             packed: tensor numbers of the experts' gate, up and down, then of their biases.

@@ -43,7 +43,7 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class StateSpace:
-    """Properties of Mamba-2 layers beside the sizes of their recurrence."""
+    """Properties of Mamba-2 layers other than the sizes of their recurrence."""
 
     limits: tuple[float, float]  # least and greatest time step
     is_normed_first: bool  # whether the norm of the outputs, if there is one, is applied before their gate
@@ -184,7 +184,7 @@ def _state_space(full: Config, types: Sequence[str]) -> StateSpace | None:
 
 
 def _turning(config: Config) -> Callable[[Sequence[str]], Sequence[int]]:
-    """Return a function layer types -> 1 for each layer with rotary embeddings, else 0."""
+    """Return a function from the layer types to a list with 1 for each layer with rotary embeddings, else 0."""
     if config["model_type"] == "smollm3":
         return lambda types: rotary_layers(config)
     if config["model_type"] == "exaone4" and config.get("sliding_window"):

@@ -150,7 +150,7 @@ class _Packer:
         self._arena = Arena(None if self._reserved is None else self._reserved.region)
 
     def add(self, name: str, *, is_linear: bool) -> None:
-        """Write the weight ``name`` to the arena: packed if linear, as it is if an embedding, norm, conv or bias."""
+        """Store the weight ``name`` in ``tensors``: packed if it is linear or read as quantised blocks, else a copy."""
         stem = name.rpartition(".")[0]
         if (is_linear or name == EMBEDDING) and (rows := self._rows(name)) is not None:
             self._keep(stem, rows)

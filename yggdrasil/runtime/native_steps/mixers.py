@@ -228,7 +228,7 @@ RECURRENT: Mapping[str, tuple[str, Callable[..., Mixed]]] = {
 def _taps(
     writer: Writer, weights: Weights, name: str, states: Sequence[Tensor], factors: Tensor | float = 1.0
 ) -> list[int]:
-    """Return the tensor numbers of a convolution's weight [K, C] and bias [C], both float32, window and input buffer.
+    """Return the tensor numbers of convolution ``name``: weight [K, C] and bias [C], float32, window, input buffer.
 
     The weight is multiplied by ``factors`` [C]. Weight and bias are written to their buffers in ``states``, if any.
     """

@@ -75,7 +75,7 @@ def write_mixture(
 
     Args:
         name: the mixture's name in ``weights``, such as "model.layers.0.mlp".
-        rows, residual: tensor numbers; the layer's norm is already applied to the rows.
+        rows, residual: tensor numbers; the layer's norm is already applied to ``rows``.
 
     Raises:
         NotCoveredError: a tensor is missing or has an unsupported layout.
@@ -140,7 +140,7 @@ def _packed_experts(writer: Writer, weights: Weights, name: str) -> tuple[list[i
 
 
 def _router(weights: Weights, name: str) -> Linear:
-    """Pack the router's weight [E, H] in the model's dtype; loading packs only the model's linear layers."""
+    """Return the router, its weight [E, H] packed in the model's dtype: loading a model does not pack routers."""
     weight: Tensor | None = weights.tensors.get(f"{name}.weight")
     if weight is None or weight.shape[1] % 2:
         raise NotCoveredError(f"{name} has no weight of an even size")

@@ -46,7 +46,7 @@ class StateBuffers:
 
         Args:
             recurrence: the recurrent layers and their sizes.
-            dtype: of the convolutions' windows and inputs; the other buffers are float32.
+            dtype: dtype of the convolutions' windows and inputs; the other buffers are float32.
         """
 
         def zeros(shape: tuple[int, ...], dtype: torch.dtype, *, exists: bool = True) -> list[Tensor]:
@@ -92,14 +92,14 @@ class StateBuffers:
             bias.copy_(own_bias)
 
     def tensors(self) -> list[Tensor]:
-        """Return the buffers that steps take, by layer: window, inputs and, with states, state, decays, strengths."""
+        """Return the buffers that steps take, layer by layer: window, inputs and, if any, state, decays, strengths."""
         count = 5 if self.states else 2
         return [tensor for layer in self.layers for tensor in self.of_layer(layer)[:count]]
 
     def of_layer(self, layer: int) -> list[Tensor]:
         """Return the buffers of the recurrent layer with this index in the model.
 
-        They are window, inputs and, with states, state, decays, strengths, taps, biases.
+        They are window and inputs and, unless the layer has only a convolution, state, decays, strengths, taps, biases.
         """
         number = self.layers.index(layer)
         parts = self.windows, self.inputs, self.states, self.decays, self.strengths, self.taps, self.biases

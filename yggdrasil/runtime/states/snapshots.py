@@ -47,7 +47,7 @@ class TextStates(KeptStates):
         return self._buffers.num_slots
 
     def resume_points(self) -> Collection[int]:
-        """Return the numbers of tokens after which the text can continue without running them again.
+        """Return the numbers of tokens after which the text can continue without running earlier tokens again.
 
         They are 0, the number of tokens of every copy, and the current number, unless an update was interrupted.
         """
@@ -111,9 +111,9 @@ class TextStates(KeptStates):
         self.begin(0)
 
     def copy(self) -> KeptStates:
-        """Return copies of the recurrent states at all resume points, the present one included.
+        """Return all copies of the recurrent states, including a new copy of the current states.
 
-        Later passes do not change them.
+        Later passes do not change the result.
         """
         return KeptStates({**self.kept, self._num_read: self._buffers.save()} if self._num_read else dict(self.kept))
 
