@@ -35,7 +35,7 @@ _UNUSED = [8 * (_MOST_DIMS - dim) for dim in range(_MOST_DIMS + 1)]  # bytes
 _PACK = [struct.Struct(f"=Qii{dim}q{unused}x{dim}q{unused}x").pack for dim, unused in enumerate(_UNUSED)]
 _NONE = _PACK[0](0, 0, -1)
 _Values = list[Any]
-Views = ctypes.c_char_p  # packed views or numbers as bytes, which the library only reads
+Views = ctypes.c_char_p  # packed views or numbers as bytes; the library does not write to them
 
 
 def view_of(tensor: Tensor | None) -> bytes:

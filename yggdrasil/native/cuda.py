@@ -56,7 +56,7 @@ def tree_attention(  # noqa: PLR0913  (an operator's schema)
     num_key_heads, capacity, _ = key_cache.shape
     group = num_heads // num_key_heads
     block_d = max(16, triton.next_power_of_2(head_dim))
-    # Not by the width: the layout of a tile, and so the order of a row's sums, follows from its size.
+    # Not by the width: a tile's size determines the tile's layout, and so the order of a row's sums.
     block_m = 64 if query.element_size() == 2 else 16
     block_n = 64 if query.element_size() == 2 and block_d <= 128 else 32
     num_warps = 4 if block_d <= 64 else 8  # with 4, rows of 128 values do not fit in registers

@@ -15,7 +15,7 @@ _PANEL, _TILE_PAIRS = 16, 16  # outputs per panel; bfloat16 panels are padded to
 _WITHOUT_RESULT_SHAPES = ("pack_linear", "pack_quantised", "move_rows", "rank_nodes", "read_words", "commit_states")
 # Operators that are not a single C call: implemented in PyTorch, or by functions below.
 _NOT_CALLS = {"packed_shape", "quantised_shape", "has_byte_products", "keep_rows", "keep_stack", "reweigh"}
-_stacks: dict[int, Sequence[Tensor]] = {}  # tensors of each registered stack of layers, which keeps them alive
+_stacks: dict[int, Sequence[Tensor]] = {}  # tensors of each registered stack of layers, to keep them alive
 
 
 def native_operators() -> dict[str, Callable[..., Any]]:

@@ -16,7 +16,7 @@ from yggdrasil.native.random_numbers import gumbel_noise
 
 _LEAST_REST = 1e-3  # least probability of all tokens that are no candidates
 _LEAST_EDGE = -12.0  # lower log-probabilities count as this one
-_MOST = -1e-4  # log-probability of a candidate: a child's score stays below its parent's
+_MOST = -1e-4  # largest log-probability of a candidate, so that a child's score is below its parent's
 
 
 def packed_shape(weight: Tensor) -> list[int]:

@@ -42,21 +42,22 @@ class TraceSet:
     absent node. A node is a hit if the target generated exactly the tokens on the path from the root to the node.
     """
 
-    hidden: Float32Array  # [P, H] the target's hidden state from which the token at that position was chosen
-    repetition: Float32Array  # [P, R] repetition figures of the text up to that token
+    hidden: Float32Array  # [P, H] the target's hidden state from which the root's token was chosen
+    repetition: Float32Array  # [P, R] repetition figures of the text up to the root's token, included
     head: Float32Array  # [P, K] the drafter's log-probabilities of the root's candidates, -inf for absent ones
     document: npt.NDArray[np.int64]  # [P] number of the document
     position: npt.NDArray[np.int64]  # [P] index of the root's token in the document, prompt included
-    root: npt.NDArray[np.int32]  # [P] the token at that position
+    root: npt.NDArray[np.int32]  # [P] the root's token id
     scores: dict[int, Float32Array]  # width -> [P, N] log-score
     depth: dict[int, npt.NDArray[np.int8]]  # width -> [P, N] depth in the tree, 1 for children of the root
     hit: dict[int, BoolArray]  # width -> [P, N] whether the node is a hit
-    edge_log_probability: dict[int, Float32Array]  # width -> [P, N] the drafter's log-probability of the last edge
-    parent: dict[int, npt.NDArray[np.int16]]  # width -> [P, N] index of the parent node, -1 for the root
+    edge_log_probability: dict[int, Float32Array]  # width -> [P, N] drafter's log-probability, given the parent
+    parent: dict[int, npt.NDArray[np.int16]]  # width -> [P, N] index of the parent node, -1 if it is the root
     token: dict[int, npt.NDArray[np.int32]]  # width -> [P, N] token ids of the nodes
     # Candidates below the expanded nodes that were not attached; empty for drafters that do not keep candidates.
-    offered_token: dict[int, npt.NDArray[np.int32]] = field(default_factory=dict)  # width -> [P, E, C]
-    offered_fall: dict[int, Float32Array] = field(default_factory=dict)  # width -> [P, E, C], score minus the node's
+    offered_token: dict[int, npt.NDArray[np.int32]] = field(default_factory=dict)  # width -> [P, E, C] token ids
+    # width -> [P, E, C] the candidate's score minus the score of the expanded node
+    offered_fall: dict[int, Float32Array] = field(default_factory=dict)
 
     @property
     def num_positions(self) -> int:

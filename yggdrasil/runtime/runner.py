@@ -21,7 +21,7 @@ from yggdrasil.runtime.traced import TracedCall
 
 Move = Callable[[Sequence[int], int], None]
 
-_SMALL_SHARE = 0.01  # bytes of a text's rows over those of the weights, up to which small pages are used
+_SMALL_SHARE = 0.01  # largest ratio of a text's cache bytes to the weights' bytes at which small pages stay in use
 
 
 class ModelRunner:

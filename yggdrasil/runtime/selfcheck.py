@@ -37,8 +37,8 @@ from yggdrasil.runtime.traced import TracedCall, decoder_layers
 
 _CHECKED_NAME = "yggdrasil_selfcheck"
 _NUM_TOKENS = 24  # length of the default text
-_TOLERANCE = 2e-3  # fraction of the reference's range, in float32
-_STEP_TOLERANCE = {torch.float32: 2e-3}  # of pass 2, by the model's dtype; others 2e-2
+_TOLERANCE = 2e-3  # of pass 1, in float32: largest difference as a fraction of the reference's range
+_STEP_TOLERANCE = {torch.float32: 2e-3}  # of pass 2, by the model's dtype; 2e-2 for other dtypes
 _ROUNDINGS = 4  # rounding errors of a layer's output that pass 2 tolerates, each of the dtype's precision
 _TERMS = ("scaling", "sliding_window", "softcap")  # arguments of the attention that the message lists
 

@@ -89,7 +89,7 @@ class Rows:
         try:
             output = model(
                 torch.tensor([line], device=self._device), position_ids=self._places[None],
-                attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self._device),  # ours are with the rows
+                attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self._device),  # unused
                 use_cache=False, side_by_side=self,
             )  # fmt: skip
         finally:
@@ -103,7 +103,7 @@ class Rows:
         assert max([*lengths, *(length - 1 for length in prompts)]) < self.capacity
         rows, places = list(range(len(lengths))), list(lengths)
         self._parts, self._layers_attended = [], 0
-        if lengths:  # a text each
+        if lengths:  # one token of each running text
             self._parts.append(_Part(slice(0, len(rows)), slice(0, len(rows)), self._indices(lengths) + 1))
         for row, length in enumerate(prompts, start=len(lengths)):
             tokens = slice(len(rows), len(rows) + length)

@@ -91,7 +91,7 @@ class NativeCall:
 
     def __call__(
         self,
-        weights: list[Tensor],  # ignored, as ``caches``: those of the constructor are used
+        weights: list[Tensor],  # ignored, like ``caches``: the call uses the tensors given to the constructor
         caches: list[Tensor],
         tokens: Tensor,  # [W] int64
         positions: Tensor,  # [W] int64
@@ -213,7 +213,7 @@ def layer_program(
         return weights.tensors.get(f"{name}.{part}.weight")
 
     has_four = norm("pre_feedforward_layernorm") is not None
-    alone = norm("norm")  # that of a layer with one part (Nemotron-H)
+    alone = norm("norm")  # the only norm of a layer with one part (Nemotron-H)
     before = norm("input_layernorm") if alone is None else alone
     behind_mixer = norm("post_attention_layernorm") if has_four or before is None else None
     before_mlp = norm("pre_feedforward_layernorm") if has_four or before is None else norm("post_attention_layernorm")
