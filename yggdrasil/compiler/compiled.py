@@ -1,14 +1,14 @@
-"""Definitions common to all backends: their names, the type of a step, and the time spent on building steps."""
+"""Definitions common to all backends: names of backends, the type of a step, the time spent on building steps."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
 from torch import Tensor
 
-# "native": native steps if they cover the model's family, else "inductor". "uncompiled": native steps, else "eager",
-# which needs no compilation. "cudagraph": steps recorded as CUDA graphs.
+# "native": native steps if they cover the model, else "inductor" ("eager" for a draft head). "uncompiled": native steps
+# if they cover the model, else "eager", which needs no compilation. "cudagraph": steps recorded as CUDA graphs.
 Backend = Literal["native", "uncompiled", "inductor", "eager", "cudagraph"]
-Step: TypeAlias = Callable[[], Sequence[Tensor]]  # reads and writes tensors that are fixed when it is built
+Step: TypeAlias = Callable[[], Sequence[Tensor]]  # reads and writes tensors that are fixed when the step is built
 
 
 class BuildClock:

@@ -55,7 +55,7 @@ def compile_by_inductor(graph: Any, inputs: list[Tensor], options: Mapping[str, 
 
     Args:
         inputs: the graph's inputs as fake tensors.
-        options: settings of ``torch._inductor.config``; those that this PyTorch does not have are left out.
+        options: settings of ``torch._inductor.config``; settings that the installed PyTorch lacks are ignored.
     """
     from torch._guards import TracingContext, tracing
     from torch._inductor import config
@@ -74,8 +74,8 @@ def compile_by_inductor(graph: Any, inputs: list[Tensor], options: Mapping[str, 
 def compile_for_cpu(graph: Any, inputs: list[Tensor]) -> Callable[..., Any]:
     """Call ``compile_by_inductor`` with the options for CPUs.
 
-    Code is cached in our cache folder, unless the user sets TORCHINDUCTOR_CACHE_DIR. A damaged file in the cache is
-    deleted and compiled again.
+    Code is cached in our cache folder, unless the user sets TORCHINDUCTOR_CACHE_DIR. If a library in the cache is
+    damaged, it is deleted and compiled again.
     """
     if _USERS_FOLDER is None:
         os.environ[_FOLDER_VARIABLE] = str(cache_root() / "steps")
@@ -97,9 +97,9 @@ _run_steps: "ContextVar[list[InProcessStep]]" = ContextVar("_run_steps")
 
 @contextmanager
 def compiling_by(compiler: Compiler | None) -> Iterator[None]:
-    """Context manager: steps created in the block are compiled by ``compiler``, on any device; None: not compiled.
+    """Context manager: steps created in the block are compiled by ``compiler``, on any device.
 
-    Prefill steps are never compiled on a GPU.
+    None means that they are not compiled. Prefill steps are never compiled on a GPU.
     """
     before = _compiler.set(compiler)
     try:
@@ -110,7 +110,7 @@ def compiling_by(compiler: Compiler | None) -> Iterator[None]:
 
 @contextmanager
 def noting_steps() -> "Iterator[list[InProcessStep]]":
-    """Context manager that yields a list, to which every step is appended each time that it runs in the block."""
+    """Context manager that yields a list, to which each step is appended whenever the step runs in the block."""
     steps: list[InProcessStep] = []
     before = _run_steps.set(steps)
     try:
@@ -126,8 +126,8 @@ class InProcessStep:
 
     Args:
         module: computes the step as ``module(*inputs)``.
-        inputs: fixed tensors; only their values change.
-        step, width: name and width of the step, for messages.
+        inputs: tensors that every call reads; only their values change between calls.
+        step, width: name and width (number of rows) of the step, for messages.
         is_captured: the step is part of a capture. On a CPU, where only tests make captures, such a step is not
             compiled unless ``compiling_by`` sets a compiler.
     """
@@ -162,10 +162,10 @@ class InProcessStep:
     def prepare(self) -> None:
         """Compile the step without running it. Later calls do nothing, even after a failure.
 
-        If compiling fails, a warning is printed, and the step runs operator by operator; without a compiler it does so.
+        The step runs operator by operator if it has no compiler, or if compiling fails, which prints a warning.
 
         Raises:
-            YggdrasilError: raised while tracing or compiling; unlike other exceptions, it is passed on.
+            YggdrasilError: tracing or compiling raised it. Other exceptions count as failures of compiling.
         """
         if self._run is not None:
             return
@@ -185,9 +185,9 @@ class InProcessStep:
             BuildClock.ns += elapsed
 
     def fall_back(self, error: BaseException) -> bool:
-        """Run the step operator by operator from now on, because the exception ``error`` was raised.
+        """Make later calls run the step operator by operator, because the exception ``error`` was raised.
 
-        Prints a warning and returns True; if the step already runs so, does nothing and returns False.
+        Prints a warning and returns True. If the step already runs uncompiled, does nothing and returns False.
         """
         if self._run is not None and not self.is_compiled:
             return False
@@ -244,7 +244,7 @@ def _compiled_once(traced: Any, compiler: Compiler) -> Callable[..., Sequence[Te
 def kept_code_folder() -> Path:
     """Return the cache folder of compiled code for this GPU and these versions of PyTorch, CUDA, Triton and Python.
 
-    It has one file for each set of steps that was compiled together.
+    The folder has one file for each set of steps that was compiled together.
     """
     from torch.utils._triton import get_triton_version
 
@@ -257,8 +257,8 @@ def kept_code_folder() -> Path:
 def load_kept_code() -> int:
     """Load the compiled code that ``keep_code`` has written for this GPU into TorchInductor's cache.
 
-    Returns the number of files loaded. Later calls in this process load nothing and return the same number. Unreadable
-    files are deleted with a warning.
+    Returns the number of files loaded, 0 if the folder cannot be read. Later calls in this process load nothing and
+    return the same number. Files that cannot be loaded are deleted with a warning.
     """
     try:
         paths = sorted(kept_code_folder().glob("*.bin"))
@@ -280,7 +280,7 @@ def load_kept_code() -> int:
 def keep_code() -> Path | None:
     """Write the code that this process has compiled for its GPU to ``kept_code_folder``, and return the file.
 
-    None if no code was compiled (all of it came from a cache), or it cannot be written, which prints a warning.
+    Returns None if all code came from a cache, or if the file cannot be written, which prints a warning.
     """
     from torch._dynamo.utils import counters
 

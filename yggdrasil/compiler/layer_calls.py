@@ -37,15 +37,15 @@ class LayerCache(Protocol):
         """Return the cache tensors that all layers have in common, such as the offsets of a pass."""
 
     def of_layer(self, layer: int, own: Sequence[Tensor], shared: Sequence[Tensor]) -> Any:
-        """Return a cache object of the same class that has these tensors in place of its own.
+        """Return a new cache object of the same class for one layer, over other tensors.
 
         Args:
-            own: replace ``own_tensors(layer)``, in its order.
-            shared: replace ``shared_tensors()``, in its order.
+            own: tensors in place of ``own_tensors(layer)``, in the same order.
+            shared: tensors in place of ``shared_tensors()``, in the same order.
         """
 
     def note_call(self, layer: int) -> None:
-        """Add ``layer`` to the layers that were called with this cache."""
+        """Record that the layer with the index ``layer`` was called with this cache."""
 
 
 class Shape(NamedTuple):
@@ -64,7 +64,7 @@ class Shape(NamedTuple):
         return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device, offset)
 
     def fake(self) -> Tensor:
-        """Return an uninitialised tensor of these properties; a fake one if it is called under a ``FakeTensorMode``."""
+        """Return an uninitialised tensor of these properties; under a ``FakeTensorMode``, a fake tensor."""
         extent = 1 + sum((size - 1) * stride for size, stride in zip(self.size, self.stride, strict=True))
         memory = torch.empty(self.offset + max(extent, 1), dtype=self.dtype, device=self.device)
         return memory.as_strided(self.size, self.stride, self.offset)
@@ -74,11 +74,11 @@ class Call(NamedTuple):
     """The arguments with which a model calls one of its layers."""
 
     layer: int
-    spec: pytree.TreeSpec  # of (args, kwargs)
-    leaves: tuple[object, ...]  # flattened arguments, with a ``Shape`` for each tensor
-    cache: LayerCache | None
+    spec: pytree.TreeSpec  # structure of (args, kwargs)
+    leaves: tuple[object, ...]  # flattened arguments, with a ``Shape`` in place of each tensor
+    cache: LayerCache | None  # the cache object among the arguments
     own: list[Tensor]  # the cache's tensors of this layer, fake tensors of the trace
-    shared: list[Shape]  # the cache's tensors of all layers, inputs after those of the leaves
+    shared: list[Shape]  # shapes of the cache's tensors that all layers share; inputs after the tensors of ``leaves``
 
     @property
     def alike(self) -> object:
@@ -88,7 +88,7 @@ class Call(NamedTuple):
 
 
 class Traced(NamedTuple):
-    """A traced graph. Its inputs are those of the traced function with the indices ``used``."""
+    """A traced graph, whose inputs are the inputs of the traced function with the indices ``used``."""
 
     graph: GraphModule
     shapes: list[Shape]  # of the used inputs
@@ -96,9 +96,10 @@ class Traced(NamedTuple):
 
 
 def trace(function: Callable[..., Sequence[Tensor]], shapes: Sequence[Shape]) -> Traced:
-    """Trace ``function`` with one tensor per entry of ``shapes`` to a graph of ATen operators.
+    """Trace ``function``, called with one tensor for each of ``shapes``, to a graph of ATen operators.
 
-    The graph has only the inputs that are used, in their order; ``Traced.used`` has their indices. It returns a list.
+    The graph has only the inputs that the function uses, in order; ``Traced.used`` has their indices. The graph returns
+    a list of tensors.
     """
     with FakeTensorMode(shape_env=ShapeEnv()), torch.no_grad():
         graph = make_fx(lambda *inputs: list(function(*inputs)))(*(shape.fake() for shape in shapes))
@@ -122,12 +123,12 @@ class LayeredStep(NamedTuple):
 
 
 def trace_step(module: nn.Module, inputs: Sequence[Tensor | list[Tensor]]) -> LayeredStep:
-    """Trace a step, ``module(*inputs)``, to a graph with its decoder layers as calls, and each distinct layer.
+    """Trace a step, ``module(*inputs)``, to a graph that calls its decoder layers, and a graph of each distinct layer.
 
     Args:
         module: its method ``decoder_layers`` returns the layers, in the order of their numbers; without this method,
             the whole step is one graph.
-        inputs: tensors and lists of tensors; only their shapes matter.
+        inputs: tensors and lists of tensors; only the tensors' ``Shape`` matters, not their values.
     """
     flat, spec = pytree.tree_flatten(list(inputs))
     shapes = [Shape.of(tensor) for tensor in flat]
@@ -160,11 +161,11 @@ def trace_step(module: nn.Module, inputs: Sequence[Tensor | list[Tensor]]) -> La
 def trace_layer(layer: nn.Module, call: Call) -> Traced:
     """Trace one decoder layer to a graph of ATen operators, for the arguments with which a model calls it.
 
-    The graph's inputs are the tensors among these arguments, the cache's tensors of all layers, those of this layer,
-    and the layer's weights.
+    The graph's inputs are the tensors among these arguments, the cache's tensors that all layers share, the cache's
+    tensors of this layer, and the layer's weights.
 
     Raises:
-        TypeError: the layer returns other things than one tensor.
+        TypeError: the layer returns anything but one tensor.
     """
     names, weights = _weights(layer)
     given = [leaf for leaf in call.leaves if isinstance(leaf, Shape)]
@@ -216,7 +217,7 @@ def running(runs: Sequence[LayerRun]) -> Iterator[None]:
 
 
 def _bound(graph: Graph, traced: Traced, own: Sequence[Tensor], num_handed: int) -> LayerRun:
-    """Bind ``own`` tensors to ``graph``, whose first ``num_handed`` inputs before removal are passed by the model."""
+    """Bind the tensors ``own`` to ``graph``: the inputs of the traced function from index ``num_handed`` on."""
     handed = [(number, shape) for number, shape in zip(traced.used, traced.shapes, strict=True) if number < num_handed]
     kept = [own[number - num_handed] for number in traced.used[len(handed) :]]  # numbers ascend
 
@@ -252,7 +253,7 @@ _known_structures: "WeakKeyDictionary[nn.Module, object]" = WeakKeyDictionary()
 def _structures(layers: Sequence[nn.Module], calls: Sequence[Call]) -> list[object]:
     """Return a key of each layer's computation; layers with equal keys differ only in their tensors.
 
-    Every layer is traced for this once per process, independent of the number of steps.
+    For the key, every layer is traced once per process, whatever the number of steps.
     """
     for layer, call in zip(layers, calls, strict=True):
         if layer not in _known_structures:
@@ -274,7 +275,7 @@ def _called(layers: Sequence[nn.Module], calls: dict[int, Call]) -> Iterator[Non
 
 
 class _Stand:
-    """The forward of a layer while its step is traced: records the call and runs the operator ``run_layer``."""
+    """The ``forward`` of a layer while its step is traced: records the call and runs the operator ``run_layer``."""
 
     def __init__(self, layer: int, calls: dict[int, Call]) -> None:
         self._layer, self._calls = layer, calls

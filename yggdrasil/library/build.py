@@ -1,8 +1,8 @@
 """Finds the native library for this processor, or compiles it, and loads it.
 
-An installed package includes a library for each level of instruction sets (``levels.py``); a checkout compiles its own
-when it is installed. The file name contains a hash of the sources: if they have changed, the library is compiled again
-into the user's cache. Damaged libraries are not loaded.
+An installed package includes a library for each level of instruction sets (``levels.py``); installing a checkout
+compiles a library. The file name contains a hash of the sources: if the sources have changed, the library is compiled
+again into the user's cache. Damaged libraries are not loaded.
 """
 
 import ctypes
@@ -19,16 +19,16 @@ from yggdrasil.errors import ArtifactError, first_line
 from yggdrasil.library.compiling import compile_library, digest_file, digest_of, find_compiler, library_name
 from yggdrasil.library.levels import Level, chosen_levels
 
-# Folder of the libraries in the package; the environment variable sets another one.
+# Folder of the package's libraries; the environment variable YGGDRASIL_LIBRARIES sets another folder.
 INSTALLED = Path(os.environ.get("YGGDRASIL_LIBRARIES") or Path(__file__).parents[1] / "native" / "lib")
 
 
 class Native:
-    """The loaded native library; attributes are None without one."""
+    """The native library that this process has loaded, if any."""
 
-    library: ctypes.CDLL | None = None  # calls release the GIL
+    library: ctypes.CDLL | None = None  # None without a library; calls release the GIL
     held: ctypes.PyDLL | None = None  # the same library; calls hold the GIL
-    level: str = "none"
+    level: str = "none"  # name of the library's level of instruction sets; "none" without a library
 
 
 def check(code: int) -> None:
@@ -41,7 +41,7 @@ def check(code: int) -> None:
 
 
 def error_sentence() -> str:
-    """Return the message of the native library's last call that failed in the calling thread."""
+    """Return the native library's message on the last call that failed in the calling thread."""
     assert Native.library is not None
     function = Native.library.yggdrasil_error
     function.restype = ctypes.c_char_p
@@ -52,8 +52,9 @@ def error_sentence() -> str:
 def load_native() -> bool:
     """Load the native library for this processor, compiling it first if necessary. Return whether it is loaded.
 
-    If it cannot be compiled, a library for fewer instruction sets is loaded, or False is returned; both print a
-    warning. On Windows, and if ``YGGDRASIL_CPU_LEVEL`` is "none", False is returned without one.
+    If the library cannot be compiled, an installed one for fewer instruction sets is loaded, or else False is returned;
+    both print a warning. The result is also False on Windows, if ``YGGDRASIL_CPU_LEVEL`` is "none", and, with a
+    warning, if ``YGGDRASIL_CPU_LEVEL`` names no level of this processor.
     """
     try:
         levels = chosen_levels()
@@ -105,7 +106,7 @@ def _load_compiled(level: Level) -> bool:
 
 
 def _load_lower(levels: Sequence[Level]) -> str | None:
-    """Load the package's library of the first level that it has one for; return the level's name, None without any."""
+    """Load the package's first intact library of ``levels``; return the name of its level, or None without any."""
     for level in levels:
         library = INSTALLED / library_name(level)
         if _is_whole(library):
@@ -154,9 +155,9 @@ def _compile(compiler: str, level: Level, library: Path) -> None:
 
 
 def keep_library(output: Path, library: Path) -> None:
-    """Move the compiled library ``output`` to the path ``library``, and write its hash file beside it.
+    """Move the compiled library ``output`` to the path ``library``, and write a hash file into the same folder.
 
-    A failure only prints a warning.
+    If this fails, a warning is printed and nothing is raised.
     """
     try:
         digest = digest_of(output)

@@ -25,12 +25,12 @@ class _Level(Protocol):
 
 
 def find_compiler() -> str | None:
-    """Return the environment variable ``CXX`` as it is, else the path of g++ or clang++, else None."""
+    """Return the value of the environment variable ``CXX``, or else the path of g++ or clang++, or else None."""
     return os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
 
 
 def library_name(level: _Level) -> str:
-    """Return the file name of the native library for ``level``, LEVEL-HASH.so; sources and flags make the hash."""
+    """Return the native library's file name for ``level``, LEVEL-HASH.so, with a hash of sources and compiler flags."""
     paths = [*sorted(SOURCES.rglob("*.h")), *(SOURCES / f"{unit}.cpp" for unit in _UNITS)]
     digest = hashlib.sha256(" ".join((*_FLAGS, *level.flags)).encode())
     for path in paths:
@@ -56,8 +56,8 @@ def compile_library(compiler: str, level: _Level, output: Path, folder: Path) ->
 def install_library(compiler: str, level: _Level, folder: Path) -> Path:
     """Compile the native library for ``level`` into ``folder``, with its hash file, and return the library's path.
 
-    The folder is made if necessary. A whole library of these sources in it is kept as it is: compiling takes minutes.
-    Other versions of this level are deleted.
+    The folder is created if necessary. If it already has an intact library of the present sources, nothing is compiled.
+    Libraries of this level from other sources are deleted after compiling.
 
     Raises:
         OSError: the compiler fails.
@@ -95,7 +95,7 @@ def run_all(commands: Iterable[Sequence[str]]) -> None:
     """Run all commands (program and arguments) in parallel, and wait until they have ended.
 
     Raises:
-        OSError: a command fails. The message has its first line of output; the others are killed.
+        OSError: a command fails. The message has the command's first line of output; other commands are killed.
     """
     running: list[tuple[Sequence[str], subprocess.Popen[str]]] = []
     try:

@@ -56,8 +56,8 @@ def supported_levels() -> tuple[Level, ...]:
 def chosen_levels() -> tuple[Level, ...]:
     """Return the levels of instruction sets whose native libraries may be used, the highest first.
 
-    These are all that the processor supports, or the one that the environment variable YGGDRASIL_CPU_LEVEL names;
-    "none" gives an empty tuple.
+    These are all levels that the processor supports, or only the level that the environment variable
+    YGGDRASIL_CPU_LEVEL names; for the name "none", the tuple is empty.
 
     Raises:
         ValueError: the variable names an unknown level, or one that the processor does not support.

@@ -1,4 +1,4 @@
-"""Packs rows of quantised blocks by the native library alone, which works before PyTorch is imported."""
+"""Packs rows of GGUF blocks by the native library alone, so that packing can start before PyTorch is imported."""
 
 import ctypes
 import struct
@@ -24,12 +24,13 @@ class Matrix(NamedTuple):
 
 
 def pair_bytes(form: int, inputs: int) -> int:
-    """Return the bytes of a packed pair of panels (32 rows) of quantised blocks. The native library must be loaded.
+    """Return the size in bytes of a packed pair of panels (32 rows) of GGUF blocks.
 
-    ``form`` is the GGUF type number of the blocks, and ``inputs`` the number of weights of a row.
+    ``form`` is the GGUF type number of the blocks, and ``inputs`` the number of weights of a row. The native library
+    must be loaded.
 
     Raises:
-        RuntimeError: the library does not read the format, or not with this number of weights.
+        RuntimeError: the library does not support the format, or the format with this number of weights.
     """
     assert Native.library is not None
     function = Native.library.yggdrasil_pair_bytes
@@ -42,8 +43,8 @@ def pair_bytes(form: int, inputs: int) -> int:
 def pack_blocks(rows: Matrix, form: int, inputs: int, packed: Matrix, num_threads: int) -> None:
     """Pack the rows of GGUF blocks in ``rows`` into the layout of the CPU's kernels, in ``packed``.
 
-    ``packed`` must be zeros, and has one row for each pair of panels (32 rows of blocks). ``form`` is the GGUF type
-    number of the blocks, and ``inputs`` the number of weights of a row.
+    ``packed`` must be zeros, with one row of ``pair_bytes`` bytes for each pair of panels (32 rows of blocks). ``form``
+    is the GGUF type number of the blocks, and ``inputs`` the number of weights of a row.
 
     Raises:
         RuntimeError: the sizes do not fit the format.

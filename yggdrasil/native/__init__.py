@@ -2,9 +2,10 @@
 
 Each operator has a schema and a shape function, and most have a portable implementation in PyTorch for any device. On
 CPUs, functions of the native library replace the portable ones (``yggdrasil.library``, ``calls.py``); without a library
-and a compiler the slower portable ones are used. On CUDA devices, Triton kernels replace some of them (``cuda.py``).
-Operators that only native steps call, and those over quantised weights on CPUs, have only native implementations;
-without these, models are loaded with full weights.
+and a compiler the slower portable ones are used. On CUDA devices, Triton kernels replace five of the portable
+implementations (``cuda.py``).
+Operators that only native steps call, and operators over quantised weights on CPUs, have only native implementations:
+without the native library, a CPU runs no native steps and no quantised weights.
 """
 
 import sys
@@ -30,7 +31,7 @@ for _schema in SCHEMAS.values():
 
 @lru_cache(1)
 def cuda_operators() -> dict[str, Callable[..., Any]]:
-    """Return the operators for CUDA devices, name -> function: PyTorch's, or five in Triton if Triton works.
+    """Return the operators for CUDA devices, name -> function: portable ones, five of them in Triton if Triton works.
 
     Without Triton the first call prints a warning to stderr.
     """
@@ -46,7 +47,7 @@ def cuda_operators() -> dict[str, Callable[..., Any]]:
 
 
 def has_triton() -> bool:
-    """Return whether Triton works here, so that some operators on CUDA devices are its kernels."""
+    """Return whether Triton works here, so that five operators on CUDA devices run Triton kernels."""
     return cuda_operators()["quantised_linear"] is not ON_GPUS["quantised_linear"]
 
 

@@ -18,11 +18,11 @@ _LINE = 64  # bytes; tensors are aligned to cache lines
 
 
 class Arena:
-    """Allocator of contiguous CPU tensors in large regions, each freed once the arena and all its tensors are gone.
+    """Allocator of contiguous CPU tensors in large regions; a region is freed with the arena and the region's tensors.
 
-    Each tensor has its own storage: compiled steps that write to one of several views of a storage would copy all. With
-    ``is_sparse`` pages are small until ``use_huge_pages`` is called: on huge pages a tensor with few rows in use takes
-    2 MiB for each of its heads. ``first`` is a region to use before others are mapped.
+    Each tensor has a separate storage, since compiled steps that write to one view of a storage would copy all views.
+    With ``is_sparse``, pages are small until ``use_huge_pages`` is called: on huge pages a tensor with few rows in use
+    takes 2 MiB for each of its heads. ``first`` is a region to fill before others are mapped.
     """
 
     def __init__(self, first: mmap.mmap | None = None, *, is_sparse: bool = False) -> None:
@@ -50,7 +50,7 @@ class Arena:
         return HUGE_PAGE if self._has_huge_pages else mmap.PAGESIZE
 
     def use_huge_pages(self) -> None:
-        """Move the arena's resident memory to huge pages, and allocate on huge pages from now on."""
+        """Move the arena's resident memory to huge pages, and allocate later tensors on huge pages."""
         if not self._has_huge_pages:
             self._has_huge_pages = True
             for region in self._regions:

@@ -35,7 +35,7 @@ _UNUSED = [8 * (_MOST_DIMS - dim) for dim in range(_MOST_DIMS + 1)]  # bytes
 _PACK = [struct.Struct(f"=Qii{dim}q{unused}x{dim}q{unused}x").pack for dim, unused in enumerate(_UNUSED)]
 _NONE = _PACK[0](0, 0, -1)
 _Values = list[Any]
-Views = ctypes.c_char_p  # packed views or numbers as bytes, which the library only reads
+Views = ctypes.c_char_p  # packed views or numbers as bytes; the library does not write to them
 
 
 def view_of(tensor: Tensor | None) -> bytes:
@@ -44,7 +44,7 @@ def view_of(tensor: Tensor | None) -> bytes:
     The struct does not keep the tensor alive.
 
     Raises:
-        RuntimeError: the tensor's dtype or number of dimensions is unsupported, or it is not on the CPU.
+        RuntimeError: the tensor's dtype or number of dimensions is unsupported, or the tensor is not on the CPU.
     """
     if tensor is None:
         return _NONE
@@ -60,7 +60,7 @@ def view_of(tensor: Tensor | None) -> bytes:
 def views_of(tensors: Iterable[Tensor | None]) -> bytes:
     """Return the C structs ``YggdrasilTensor`` of several CPU tensors (or None), one after another, as bytes.
 
-    They do not keep the tensors alive.
+    The structs do not keep the tensors alive.
     """
     return b"".join(map(view_of, tensors))
 
@@ -68,13 +68,13 @@ def views_of(tensors: Iterable[Tensor | None]) -> bytes:
 def call_of(name: str, schema: Any, shape: Callable[..., Any] | None, *, threads: bool = False) -> Callable[..., Any]:
     """Return a Python function that calls the C function of the operator ``name``, and raises RuntimeError if it fails.
 
-    It takes the schema's arguments by position, and returns the results that ``shape`` allocates, or the integer of a
-    schema that returns one.
+    The Python function takes the schema's arguments by position. It returns the results that ``shape`` allocates, or an
+    integer if the schema returns one.
 
     Args:
-        schema: the operator's parsed schema, from which arguments are converted.
-        shape: allocates the results for the same arguments; None: there are none.
-        threads: pass PyTorch's number of threads as a last argument.
+        schema: the operator's parsed schema, by which arguments are converted.
+        shape: function of the same arguments that allocates the results; None for operators without result tensors.
+        threads: whether PyTorch's number of threads is passed as a last argument.
     """
     assert Native.library is not None
     function = getattr(Native.library, f"yggdrasil_{name}")
@@ -110,7 +110,7 @@ def call_of(name: str, schema: Any, shape: Callable[..., Any] | None, *, threads
 
 
 def numbers_of(numbers: Sequence[int]) -> bytes:
-    """Return integers packed as consecutive int64, as bytes."""
+    """Return ``numbers`` as bytes: consecutive int64 values."""
     return _packer(len(numbers), "q")(*numbers)
 
 

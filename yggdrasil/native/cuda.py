@@ -44,19 +44,19 @@ def tree_attention(  # noqa: PLR0913  (an operator's schema)
     sinks: Tensor | None,
     num_threads: int,
 ) -> Tensor:
-    """Write a pass's keys and values to the cache, and attend, as ``portable.tree_attention``, by flash decoding.
+    """Write a pass's keys and values to the cache, and attend, as ``portable.tree_attention`` does, by flash decoding.
 
-    For ``window`` >= 0, in two launches. The number of splits of the keys, their borders and
-    the tiles do not depend on the width: a row has the same bits in all. Scores and sums are float32; weights are
-    rounded to the cache's dtype before they multiply the values. The time depends on the context length, not on the
-    capacity.
+    ``window`` must be at least 0. Two kernels are launched. The number of splits of the keys, their borders and the
+    tiles do not depend on the width, so a row has the same bits at every width. Scores and sums are float32; attention
+    weights are rounded to the cache's dtype before they multiply the values. The time depends on the context length,
+    not on the capacity.
     """
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
     _, num_heads, num_queries, head_dim = query.shape
     num_key_heads, capacity, _ = key_cache.shape
     group = num_heads // num_key_heads
     block_d = max(16, triton.next_power_of_2(head_dim))
-    # Not by the width: the layout of a tile, and so the order of a row's sums, follows from its size.
+    # Not by the width: a tile's size determines the tile's layout, and so the order of a row's sums.
     block_m = 64 if query.element_size() == 2 else 16
     block_n = 64 if query.element_size() == 2 and block_d <= 128 else 32
     num_warps = 4 if block_d <= 64 else 8  # with 4, rows of 128 values do not fit in registers
@@ -88,9 +88,9 @@ def tree_attention(  # noqa: PLR0913  (an operator's schema)
 
 
 def keep_rows(caches: list[Tensor], start: Tensor, rows: Tensor, count: Tensor) -> None:
-    """Move the KV entries of a pass's accepted rows as ``portable.keep_rows`` does, by one launch.
+    """Move the KV entries of a pass's accepted rows as ``portable.keep_rows`` does, by one kernel launch.
 
-    All ``caches`` are contiguous and have the same shape and dtype.
+    All ``caches`` must be contiguous, with the same shape and dtype.
     """
     first = caches[0]
     triton_kernels.keep_rows[(len(caches), first.shape[0])](
@@ -150,8 +150,8 @@ def quantised_experts(  # noqa: PLR0913  (an operator's schema)
 ) -> Tensor:
     """Return the weighted sums [W, H] of the outputs of each row's experts, as ``portable_quantised`` does, on a GPU.
 
-    Weights are dequantised in registers. A row has the same bits at every width: tiles have one size, rows of the same
-    expert share one, and the outputs of a row's experts are added in the order of ``chosen``.
+    Weights are dequantised in registers. A row has the same bits at every width: all tiles have one size, each tile has
+    rows of one expert, and the outputs of a row's experts are added in the order of ``chosen``.
     """
     width, per_row = chosen.shape
     num_experts, num_pairs = packed[0].shape[0], chosen.numel()
@@ -194,11 +194,12 @@ def _tiles_of_experts(pairs: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
     """Group pairs of a row and an expert into tiles of at most 16 pairs of one expert, without waiting for the device.
 
     Args:
-        pairs: [W * C] int64, the expert of each pair; E for none.
+        pairs: [W * C] int64, the expert of each pair; E for no expert.
 
     Returns:
-        The pairs sorted by expert, [W * C], and [3, tiles]: each tile's expert, E if it has no pairs, and the first and
-            the end of its pairs in that order; int64. The number of tiles depends on the shapes alone.
+        (Indices of the pairs sorted by expert, [W * C] int64, and [3, tiles] int64: each tile's expert, or E if the
+            tile has no pairs, and the first and the end, excluded, of its pairs among the sorted ones.) The number of
+            tiles depends on the shapes alone.
     """
     num_tiles = min(pairs.numel(), num_experts + pairs.numel() // _ROWS)
     counts = pairs.new_zeros(num_experts + 1).scatter_add_(0, pairs, torch.ones_like(pairs))
@@ -213,10 +214,10 @@ def _tiles_of_experts(pairs: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
 
 
 def _split(device: torch.device, num_outputs: int, num_inputs: int, num_tiles: int = 1) -> tuple[int, int, int]:
-    """Return how products with a quantised weight [N, K] are divided, whatever the width.
+    """Return how products with a quantised weight [N, K] are divided among programs, whatever the width.
 
     Args:
-        num_tiles: of rows, in the narrowest pass.
+        num_tiles: number of tiles of rows in the narrowest pass.
 
     Returns:
         The number of blocks of outputs, the number of splits of the inputs, and the steps of inputs of a split.
@@ -233,12 +234,12 @@ def _block(packed: Tensor, form: int, inputs: Tensor) -> dict[str, int]:
 
 
 def check() -> None:
-    """Raise RuntimeError or OSError if Triton cannot run here: it needs a C compiler and a CUDA driver."""
+    """Raise RuntimeError or OSError if Triton cannot run here; Triton needs a C compiler and a CUDA driver."""
     triton.runtime.driver.active.get_current_target()
 
 
 def with_fallback(portable: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    """Return all operators for CUDA devices, name -> function: those of ``portable``, five replaced by Triton kernels.
+    """Return the operators of ``portable``, name -> function, with five of them replaced by Triton kernels.
 
     ``tree_attention`` and ``keep_rows`` run the function of ``portable`` for calls that their Triton kernels do not
     support: other shapes or dtypes, chunked attention.
@@ -262,7 +263,7 @@ def with_fallback(portable: dict[str, Callable[..., Any]]) -> dict[str, Callable
 
 
 def _num_splits(device: torch.device, num_programs: int, num_blocks: int) -> int:
-    """Return the number of splits of the keys that fills the device, a power of two."""
+    """Return the number of splits, a power of two up to 64, for which ``num_programs`` programs fill the device."""
     wanted = triton.next_power_of_2(max(1, _WAVES * _num_multiprocessors(device) // num_programs))
     return int(min(wanted, _MAX_SPLITS, triton.next_power_of_2(num_blocks)))
 
@@ -275,7 +276,7 @@ def _num_multiprocessors(device: torch.device) -> int:
 
 
 def _pointer_table(caches: list[Tensor]) -> Tensor:
-    """Return the buffers' addresses [n] int64 on the device, cached, since a capture must not copy from the host."""
+    """Return the addresses [n] int64 of ``caches`` on the device, cached: a capture must not copy from the host."""
     addresses = tuple(cache.data_ptr() for cache in caches)
     table = _pointer_tables.get(addresses)
     if table is None:

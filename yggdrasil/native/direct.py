@@ -18,7 +18,7 @@ from yggdrasil.native.calls import numbers_of, view_of, views_of
 
 
 class Mailbox:
-    """An int64 buffer shared with native code, through which numbers are passed to its calls."""
+    """An int64 buffer of ``size`` numbers shared with native code, through which numbers are passed to C calls."""
 
     def __init__(self, size: int) -> None:
         self.tensor = torch.zeros(size, dtype=torch.int64)
@@ -26,12 +26,12 @@ class Mailbox:
 
 
 class NativeObject:
-    """A C++ object of the native library, created by ``yggdrasil_<kind>_new(*arguments)`` and freed with this one.
+    """A C++ object of the native library, created by ``yggdrasil_<kind>_new(*arguments)``.
 
-    ``kept`` are tensors that it uses, which are kept alive as long.
+    The C++ object is freed together with this Python object, which keeps ``kept``, the tensors in use, alive.
 
     Raises:
-        RuntimeError: it cannot be created.
+        RuntimeError: the C++ object cannot be created.
     """
 
     def __init__(self, kind: str, arguments: Sequence[Any], kept: Sequence[Tensor]) -> None:
@@ -48,8 +48,9 @@ class NativeObject:
 def direct(name: str, of: NativeObject) -> Callable[[], int]:
     """Return the C function ``name`` of the native object ``of`` as a function without arguments.
 
-    It returns a number that the C function defines, negative if it fails. The caller must keep the object alive. The
-    call holds the GIL: another thread that took it during these few microseconds would keep it for milliseconds.
+    The function returns a number that the C function defines, negative if the call fails. The caller must keep ``of``
+    alive. The call holds the GIL: another thread that took the GIL during these few microseconds would hold it for
+    milliseconds.
     """
     function = getattr(_library(), f"yggdrasil_{name}")
     function.argtypes, function.restype = (ctypes.c_void_p,), ctypes.c_int64
@@ -59,8 +60,8 @@ def direct(name: str, of: NativeObject) -> Callable[[], int]:
 def native_rows(caches: Sequence[Tensor], mail: Tensor) -> NativeObject:
     """Return a native object whose C function "move" (see ``direct``) moves KV entries in ``caches``, [Hkv, S, D] each.
 
-    At each call, the caller has written to ``mail`` (int64): the number n of entries, the first slot that they move to,
-    and their n present slots, ascending.
+    Before each call, the caller writes to ``mail`` (int64): the number n of entries, the first slot that they move to,
+    and the n slots in which they are, ascending.
 
     Raises:
         RuntimeError: a tensor is not on the CPU, or its dtype is unsupported.
@@ -72,9 +73,9 @@ def native_rows(caches: Sequence[Tensor], mail: Tensor) -> NativeObject:
 def native_state_rows(buffer: Tensor, layers: int, mail: Tensor) -> NativeObject:
     """Return a native object whose C function "keep" (see ``direct``) copies hidden states of a pass into ``buffer``.
 
-    ``buffer`` is [n, layers * H]: a row has the states of all layers, side by side. At each call, the caller has
-    written to ``mail`` (int64): the first row of ``buffer`` to write, the number R of rows, the address of each layer's
-    states [W, H], and the R row indices of these states to copy.
+    ``buffer`` is [n, layers * H]: a row has the states of all layers, side by side. Before each call, the caller writes
+    to ``mail`` (int64): the first row of ``buffer`` to write, the number R of rows, the address of each layer's states
+    [W, H], and the R row indices of these states to copy.
 
     Raises:
         RuntimeError: a tensor is not on the CPU, its dtype is unsupported, or ``buffer`` is not contiguous.
@@ -118,23 +119,24 @@ class VerifiedRows(NativeObject):
 
 
 def native_ranking(*buffers: Tensor) -> NativeObject:
-    """Return a native object whose C function "rank" (see ``direct``) sorts a tree's nodes by score.
+    """Return a native object whose C function "rank" (see ``direct``) sorts a tree's nodes by descending score.
 
-    ``buffers`` are the tree's scores and depths, node indices by rank [N] (written), the verify widths [V], and for
-    each width the expected tokens [V] float64 and the depth [V] int64 (both written).
+    ``buffers`` are the nodes' scores [N] float32 and depths [N] int64, the node indices by rank [N] int64 (written),
+    the verify widths [V] int64, ascending, and for each width the expected tokens [V] float64 and the depth [V] int64
+    of the tree of that many best nodes (both written).
     """
     return NativeObject("ranking", _pointers(buffers), buffers)
 
 
 class NativeStatistics(NativeObject):
-    """N-gram counts and trees drafted from them (tree/counts.h); ``weights`` float64 are those of the n-gram scorer."""
+    """N-gram counts of a text, and trees drafted from them (tree/counts.h); ``weights`` are the n-gram scorer's."""
 
     def __init__(self, *weights: Tensor) -> None:
         super().__init__("counts", _pointers(weights), ())
         self._buffers: dict[str, Sequence[Tensor]] = {}
 
     def set_table(self, *arrays: Tensor) -> None:
-        """Set the static n-gram table to draft from, given the tensors ``Table.tensors``, which must not change."""
+        """Set the static n-gram table to draft from; ``arrays`` are its ``Table.tensors``, which must not change."""
         self._keep("set_table", arrays)
 
     def forget(self) -> None:
@@ -146,7 +148,7 @@ class NativeStatistics(NativeObject):
         self._call("append", *_integers(tokens))
 
     def leave_out_below(self, score: float) -> None:
-        """Set the least score (log-probability of the path) of nodes in later trees."""
+        """Set the least score (log-probability of the path) that nodes of later trees may have."""
         self._call("leave_out_below", ctypes.c_double(score))
 
     def follow_draws(self, key: int, noise: float, others: float) -> None:
@@ -163,8 +165,8 @@ class NativeStatistics(NativeObject):
         Columns: the candidate's id, its count after each of the K = 9 contexts, the count of each context.
 
         Args:
-            path: token ids. The contexts are its last 1 to 6 tokens, counted in the text (16 candidates each at most),
-                then its last 1 to 3, counted in the table.
+            path: token ids. The contexts are the last 1 to 6 tokens of ``path``, counted in the text (16 candidates
+                each at most), then the last 1 to 3 tokens, counted in the static table.
         """
         function = getattr(_library(), "yggdrasil_counts_features")  # noqa: B009
         function.restype = ctypes.c_int64
@@ -180,16 +182,16 @@ class NativeStatistics(NativeObject):
     def set_grow_buffers(self, *buffers: Tensor) -> None:
         """Register the buffers of the C function "grow", which appends new tokens to the text and drafts a new tree.
 
-        They are those of ``TokenTree.node_tensors``, and an int64 mailbox, which holds the depth, the root's index in
-        the text, the number of new tokens, and these tokens.
+        ``buffers`` are ``TokenTree.node_tensors`` and an int64 mailbox, which holds the largest depth, the root's index
+        in the request's text, the number of new tokens, and the new tokens.
         """
         self._keep("grow_in", buffers)
 
     def set_fill_buffers(self, *buffers: Tensor) -> None:
         """Register the buffers of the C function "fill", which adds nodes to a tree that another drafter has grown.
 
-        They are those of ``TokenTree.node_tensors``, the candidate pool's tokens and scores, and an int64 mailbox,
-        which holds the depth and the root's index in the text.
+        ``buffers`` are ``TokenTree.node_tensors``, the candidate pool's tokens and scores, and an int64 mailbox, which
+        holds the largest depth and the root's index in the request's text.
         """
         self._keep("fill_in", buffers)
 

@@ -1,4 +1,4 @@
-"""Runs PyTorch on one thread while native operators run on their own threads, or for small work."""
+"""Limits PyTorch to one thread, for code that runs native operators, which have separate threads, or small work."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -15,11 +15,11 @@ _PANEL, _TILE_PAIRS = 16, 16  # outputs per panel; bfloat16 panels are padded to
 _WITHOUT_RESULT_SHAPES = ("pack_linear", "pack_quantised", "move_rows", "rank_nodes", "read_words", "commit_states")
 # Operators that are not a single C call: implemented in PyTorch, or by functions below.
 _NOT_CALLS = {"packed_shape", "quantised_shape", "has_byte_products", "keep_rows", "keep_stack", "reweigh"}
-_stacks: dict[int, Sequence[Tensor]] = {}  # tensors of each registered stack of layers, which keeps them alive
+_stacks: dict[int, Sequence[Tensor]] = {}  # tensors of each registered stack of layers, to keep them alive
 
 
 def native_operators() -> dict[str, Callable[..., Any]]:
-    """Return the native library's operators over CPU tensors, name -> function. The library must be loaded."""
+    """Return the operators over CPU tensors of the native library, which must be loaded, name -> function."""
     calls = {name: _call(name) for name in SCHEMAS if name not in _NOT_CALLS}
     return {**calls, "packed_shape": packed_shape, "quantised_shape": quantised_shape}
 
@@ -27,7 +27,7 @@ def native_operators() -> dict[str, Callable[..., Any]]:
 def native_functions() -> dict[str, Callable[..., Any]]:
     """Return the native library's operators that compute nothing on tensors, name -> function.
 
-    They are ``has_byte_products``, and ``keep_stack``, which only stores its tensors.
+    They are ``has_byte_products``, and ``keep_stack``, which only stores tensors.
     """
     keep_layers = _call("keep_stack")
 
@@ -48,7 +48,8 @@ def native_functions() -> dict[str, Callable[..., Any]]:
 def drop_stack(number: int) -> None:
     """Free the stack of layers that the operator ``keep_stack`` registered as ``number``.
 
-    This is no operator: garbage collection calls it at any moment, and a trace in progress would record an operator.
+    ``drop_stack`` is no operator: garbage collection may call it while a step is traced, and the trace would record an
+    operator.
     """
     assert Native.library is not None
     check(Native.library.yggdrasil_drop_stack(ctypes.c_int64(number)))
@@ -58,10 +59,11 @@ def drop_stack(number: int) -> None:
 def packed_shape(weight: Tensor) -> list[int]:
     """Return the shape of the packed form of a linear layer's ``weight`` [N, K] (linear/linear_job.h).
 
-    float32: [panels, K, 16]; bfloat16: [panels, pairs of inputs, 16, 2], where a panel is 16 outputs.
+    A panel is 16 outputs. float32: [panels, K, 16]; bfloat16: [panels, pairs of inputs, 16, 2], where the number of
+    pairs is rounded up to a multiple of 16.
 
     Raises:
-        RuntimeError: it is not two-dimensional, or bfloat16 with an odd number of inputs.
+        RuntimeError: ``weight`` is not two-dimensional, or is bfloat16 with an odd number of inputs.
     """
     if weight.dim() != 2:
         raise RuntimeError(f"weight must be [N, K], not {list(weight.shape)}")
@@ -83,7 +85,7 @@ def quantised_shape(rows: Tensor, form: int, inputs: int) -> list[int]:
         inputs: number of weights of a row.
 
     Raises:
-        RuntimeError: the library does not read the format, or not with this number of weights.
+        RuntimeError: the library does not support the format, or the format with this number of weights.
     """
     return [-(-rows.shape[0] // PANELS), pair_bytes(form, inputs)]
 

@@ -1,4 +1,4 @@
-"""Portable implementations of the operators in PyTorch: reference for, and fallback without, the native library.
+"""Portable implementations of the operators in PyTorch: the reference for the native library, and used without it.
 
 Dims: W rows of the step, Hq query heads, Hkv key heads, D head size, S cache capacity, T tree slots, K inputs, N
 outputs; for experts: E experts, K experts per row, H hidden size, I intermediate size.
@@ -14,13 +14,13 @@ from torch import Tensor
 from yggdrasil.native.portable_recurrence import commit_states, tree_convolution, tree_recurrence
 from yggdrasil.native.random_numbers import gumbel_noise
 
-_LEAST_REST = 1e-3  # probability left to tokens that are no candidates
+_LEAST_REST = 1e-3  # least probability of all tokens that are no candidates
 _LEAST_EDGE = -12.0  # lower log-probabilities count as this one
-_MOST = -1e-4  # log-probability of a candidate: a child's score stays below its parent's
+_MOST = -1e-4  # largest log-probability of a candidate, so that a child's score is below its parent's
 
 
 def packed_shape(weight: Tensor) -> list[int]:
-    """Return the shape of the packed form of a linear layer's ``weight``: without the native library its own."""
+    """Return the shape of a linear layer's packed form: without the native library, the shape of ``weight``."""
     return list(weight.shape)
 
 
@@ -42,7 +42,7 @@ def packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None, out_features: 
 
 
 def gated(gate: Tensor, up: Tensor, activation: int) -> Tensor:
-    """Return ``activation(gate) * up``, same shape; ``activation`` is 0: SiLU, 1: tanh-approximated GELU, 2: ReLU."""
+    """Return ``activation(gate) * up``, same shape; ``activation``: 0 SiLU, 1 tanh-approximated GELU, 2 ReLU."""
     functions = (torch.nn.functional.silu, partial(torch.nn.functional.gelu, approximate="tanh"), torch.relu)
     return functions[activation](gate) * up
 
@@ -50,14 +50,14 @@ def gated(gate: Tensor, up: Tensor, activation: int) -> Tensor:
 def clamped_gate(gate: Tensor, up: Tensor, limit: float, alpha: float) -> Tensor:
     """Return gpt-oss's clamped SwiGLU, ``(up + 1) * gate * sigmoid(alpha * gate)``, same shape.
 
-    Before, ``gate`` is clamped to at most ``limit``, and ``up`` to between ``-limit`` and ``limit``.
+    Before this, ``gate`` is clamped to at most ``limit``, and ``up`` to between ``-limit`` and ``limit``.
     """
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return (up + 1) * (gate * torch.sigmoid(gate * alpha))
 
 
 def activated(gate: Tensor, up: Tensor, activation: int, clamp: Sequence[float]) -> Tensor:
-    """Return ``clamped_gate`` of the inputs if ``clamp`` has its limit and alpha, else ``gated``."""
+    """Return ``clamped_gate(gate, up, *clamp)``, or ``gated(gate, up, activation)`` if ``clamp`` is empty."""
     return clamped_gate(gate, up, *clamp) if clamp else gated(gate, up, activation)
 
 
@@ -82,7 +82,7 @@ def packed_experts(  # noqa: PLR0913  (an operator's schema)
 
     Args:
         x: [W, H].
-        chosen: [W, K] int64, expert ids; E is no expert.
+        chosen: [W, K] int64, expert ids; the id E stands for no expert.
         shares: [W, K], weights of the experts' outputs.
         gate_up: [E, 2, I, H], without a gate [E, 1, I, H]; down: [E, 1, H, I].
         biases: empty, or float32 of gate [E, I], up [E, I] and down [E, H]. ``inner_features`` is I.
@@ -126,10 +126,10 @@ def tree_attention(  # noqa: PLR0913  (an operator's schema)
         tree_mask: [R, T] bool; entry (r, t) says whether row r sees slot context length + t. All rows see all earlier
             slots.
         scale: factor of the scores.
-        window: > 0: only the last ``window`` keys of a row's path, itself included; < 0: chunked attention with chunks
-            of ``-window`` positions; 0: all.
-        softcap: > 0: bound of scores as in Gemma 2; 0: none.
-        sinks: [Hq], an extra score per head without a value; None: none.
+        window: if > 0, a row sees only the last ``window`` keys of its path, itself included; if < 0, attention is
+            chunked, with chunks of ``-window`` positions; if 0, a row sees all keys.
+        softcap: bound of the scores by tanh as in Gemma 2; 0 means no bound.
+        sinks: [Hq], an extra score per head without a value; None means no sinks.
 
     Returns:
         Outputs [1, R, Hq, D].
@@ -180,8 +180,8 @@ def rows_attention(
         keys, values: [N, Hkv, S, D], or [1, Hkv, S, D] if all tokens are of one text.
         lengths: [N] int64, number of keys that each token sees, its own included.
         scale: factor of the scores.
-        window: > 0: only the last ``window`` of these keys; 0: all.
-        softcap: > 0: bound of scores as in Gemma 2; 0: none.
+        window: if > 0, a token sees only the last ``window`` of these keys; if 0, all.
+        softcap: bound of the scores by tanh as in Gemma 2; 0 means no bound.
     """
     longest = int(lengths.max())
     slots = torch.arange(longest, device=query.device)
@@ -197,13 +197,13 @@ def rows_attention(
 
 
 def best_tokens(logits: Tensor, num_threads: int) -> tuple[Tensor, Tensor]:
-    """Return the largest logit of each row of ``logits`` [R, V], [R], and its token id, [R] int64."""
+    """Return (largest logit [R], its token id [R] int64) of each row of ``logits`` [R, V]."""
     best, place = logits.max(-1)
     return best, place
 
 
 def top_candidates(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the ``k`` largest of each row of ``values`` [R, V], largest first, and int64 indices of them, [R, k]."""
+    """Return the ``k`` largest of each row of ``values`` [R, V], descending, and their int64 indices, [R, k] each."""
     best, index = values.topk(k, dim=-1)
     return best, index
 
@@ -211,7 +211,7 @@ def top_candidates(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def likely_draws(scores: Tensor, key: int, position: int, tokens: Tensor) -> int:
     """Write the tokens that may have one of the two highest sums of score and Gumbel noise; return their number.
 
-    This implementation writes all tokens whose score is above -inf. The native one writes few.
+    This implementation writes all tokens whose score is above -inf. The native implementation writes few tokens.
 
     Args:
         scores: [V] float32.
@@ -234,17 +234,17 @@ def drawn_token(
     position: int,
     margin: Tensor,
 ) -> int:
-    """Return the token that a sampling target draws, or -1: the caller must compute scores and noise itself.
+    """Return the token that a sampling target draws, or -1 if the caller must compute scores and noise itself.
 
-    This implementation always returns -1. The native one does so where rounding might decide, and where the largest
-    logit is not finite.
+    This implementation always returns -1. The native implementation returns -1 if rounding might decide the token, and
+    if the largest logit is not finite.
 
     Args:
         logits: [V], bfloat16 or float32.
-        temperature, top_k, top_p, min_p: as ``SamplingParams`` has them.
+        temperature, top_k, top_p, min_p: the fields of ``SamplingParams``.
         key: key of the request's draws (``gumbel_noise``).
         position: index in the text of the token that is drawn.
-        margin: [1] float64, written: the difference between the two highest sums of score and noise.
+        margin: [1] float64; the native implementation writes the difference of the two highest sums of score and noise.
     """
     return -1
 
@@ -265,7 +265,7 @@ def reweighed(likely: Tensor, edges: Tensor, tokens: Tensor, levels: Tensor, dra
         likely: [W, K] log-probabilities for a greedy target.
         edges: [W, K], the drafter's own log-probabilities.
         tokens: [W, K] int64 ids of the candidates.
-        levels: [W] int64, depths in the tree of the nodes that the candidates follow; the root's is 0.
+        levels: [W] int64, depths in the tree of the nodes that the candidates follow; the root has depth 0.
         draws: [2] int64: key of the random numbers, the root's index in the request (from its first prompt token).
         weights: [3] float32: the factor of ``edges``, the factor of the noise, and the log-weight of all other tokens;
             zeros if the target is greedy.
@@ -280,7 +280,7 @@ def reweighed(likely: Tensor, edges: Tensor, tokens: Tensor, levels: Tensor, dra
 def move_rows(caches: list[Tensor], sources: list[int], destination: int) -> None:
     """Move the KV entries in slots ``sources`` of all ``caches`` [Hkv, S, D] to the slots from ``destination`` on.
 
-    ``sources`` must ascend, and none may be before its new slot.
+    ``sources`` must ascend, and every source slot must be equal to its new slot or after it.
     """
     for cache in caches:
         cache[:, destination : destination + len(sources)] = cache[:, sources]
@@ -289,9 +289,9 @@ def move_rows(caches: list[Tensor], sources: list[int], destination: int) -> Non
 def rank_nodes(scores: Tensor, order: Tensor, expected: Tensor) -> None:
     """Write a tree's node indices by descending score to ``order`` [N] int64, and expected tokens to ``expected`` [N].
 
-    ``scores`` [N] are log-probabilities of acceptance, 0 for the root and -inf where there is no node. ``expected[i]``
-    is the expected number of tokens of a pass over the first i + 1 nodes, bonus token included: the sum of their
-    probabilities.
+    ``scores`` [N] float32 are log-probabilities of acceptance, 0 for the root and -inf for absent nodes. Entry i of
+    ``expected`` (float32) is the expected number of tokens of a pass over the first i + 1 nodes of ``order``, bonus
+    token included: the sum of their probabilities.
     """
     best, nodes = scores.sort(descending=True, stable=True)
     order.copy_(nodes)
@@ -299,7 +299,7 @@ def rank_nodes(scores: Tensor, order: Tensor, expected: Tensor) -> None:
 
 
 def read_words(buffer: Tensor, num_threads: int) -> int:
-    """Return the sum of the 8-byte words of ``buffer``; the caller times it to measure how fast memory is read."""
+    """Return the sum of the 8-byte words of ``buffer``; the caller times this call to measure the memory bandwidth."""
     return int(buffer.view(torch.int64).sum())
 
 
@@ -316,8 +316,8 @@ def keep_rows(
     Args:
         caches: [Hkv, S, D] each.
         start: [1] int64, the slot of the pass's first row; row r is in slot ``start`` + r.
-        rows: [W] int64 row indices of the pass, ascending. The first ``count`` are accepted, and only these are moved.
-        count: [1] int64.
+        rows: [W] int64 row indices of the pass, ascending. Only the first ``count`` are accepted and moved.
+        count: [1] int64, number of accepted rows.
     """
     places = torch.arange(rows.numel(), device=rows.device)
     sources = start + torch.where(places < count, rows, places)

@@ -1,7 +1,7 @@
 """Portable implementations, in PyTorch, of the operators over quantised weights in GGUF's layout, for GPUs.
 
-There, ``packed`` holds a weight's rows of GGUF blocks unchanged, [N, bytes] uint8. CPUs have kernels of their own over
-another layout.
+On GPUs, ``packed`` has a weight's rows of GGUF blocks unchanged, [N, bytes] uint8. The CPU kernels of the native
+library read another layout.
 
 Dims: W rows, N outputs, K inputs; for experts: E experts, C experts per row, H hidden size, I intermediate size.
 """
@@ -40,7 +40,7 @@ def quantised_rows(ids: Tensor, packed: Tensor, form: int, inputs: int, num_rows
 
     Args:
         packed: [N, bytes] uint8, the weight's GGUF blocks.
-        form: their GGUF type number.
+        form: GGUF type number of the blocks.
         num_rows: not used here; the native operator's packed form pads N.
     """
     return dequantise(packed[ids], form, inputs).to(dtype)
@@ -62,10 +62,10 @@ def quantised_experts(  # noqa: PLR0913  (an operator's schema)
 
     Args:
         x: [W, H].
-        chosen: [W, C] int64, expert ids; E is no expert.
+        chosen: [W, C] int64, expert ids; the id E stands for no expert.
         shares: [W, C], weights of the experts' outputs.
         packed: GGUF blocks of gate (unless experts have none) and up [E, I, bytes], and of down [E, H, bytes], uint8.
-        forms: their GGUF type numbers.
+        forms: GGUF type numbers of the blocks of each of ``packed``.
         biases: empty, or float32 of gate [E, I], up [E, I] and down [E, H].
         inner_features: I.
         activation: 0 for SiLU, 1 for tanh-approximated GELU, 2 for squared ReLU without a gate.

@@ -41,7 +41,7 @@ def tree_convolution(  # noqa: PLR0913  (an operator's schema)
 
 
 def _convolved(seen: Tensor, taps: Tensor, bias: Tensor | None, parents: Tensor) -> Tensor:
-    """Convolve the last W rows of ``seen`` [K - 1 + W, C], before which are the text's inputs, with ``taps`` [K, C]."""
+    """Convolve the last W rows of ``seen`` [K - 1 + W, C], which follow the text's inputs, with ``taps`` [K, C]."""
     width, past = parents.shape[0], seen.shape[0] - parents.shape[0]
     numbers = torch.arange(past, device=seen.device)
     above = torch.cat([(numbers - 1).clamp(min=0), torch.where(parents < 0, past - 1, past + parents)])
@@ -70,8 +70,8 @@ def tree_recurrence(  # noqa: PLR0913  (an operator's schema)
 ) -> Tensor:
     """Compute a gated delta rule, or Mamba-2, along each row's path in the tree, and return [W, Hv, Dv] float32.
 
-    The output of a row is read from the state after its ancestors and itself. ``state`` is not changed: the decay and
-    the strength of each row are stored, for a later commit.
+    The output of a row is read from the state after the row's ancestors and the row itself. ``state`` is not changed.
+    The decay and the strength of each row are stored for a later commit.
 
     Args:
         query, key: [W, Hk, Dk] float32; with the delta rule they are normalised here, and queries divided by sqrt(Dk).
@@ -80,7 +80,8 @@ def tree_recurrence(  # noqa: PLR0913  (an operator's schema)
         strength: [W, Hv] float32, factor of each row's update; of Mamba-2 the time step.
         delta: whether the delta rule is applied, else Mamba-2.
         state: [Hv, Dk, Dv] float32, after the committed tokens.
-        decays, strengths: [M, Hv], written: receive those of the rows, in the slots from ``offsets[1]`` on, modulo M.
+        decays, strengths: [M, Hv], written: receive ``decay`` and ``strength`` in the slots from ``offsets[1]`` on,
+            modulo M.
         offsets: [2] int64, the context length and the first slot written.
         parents: [W] int64, each row's parent row; -1 for a row that follows the committed tokens.
     """
@@ -131,13 +132,13 @@ def commit_states(  # noqa: PLR0913  (an operator's schema)
     slots: Sequence[int],
     num_threads: int,
 ) -> None:
-    """Update the recurrent states of all layers, in place, by the accepted rows of a pass, from their stored factors.
+    """Apply the updates of a pass's accepted rows to the recurrent states of all layers, in place, from stored factors.
 
     Args:
         windows: [K - 1, C] each, the text's last inputs of the convolutions, oldest first; updated.
-        inputs: [M, C] each, inputs of the pass's rows.
-        states: [Hv, Dk, Dv] float32 each; updated. Empty, as are the four after it, without such states.
-        decays, strengths: [M, Hv] each, those of the pass's rows.
+        inputs: [M, C] each, inputs of the convolutions of the pass's rows.
+        states: [Hv, Dk, Dv] float32 each; updated. This and the next four are empty for layers with only a convolution.
+        decays, strengths: [M, Hv] each, decays and strengths of the pass's rows.
         taps, biases: [K, C] and [C] float32 each, of the convolutions.
         delta: whether the layers are gated delta networks, else Mamba-2.
         slots: slots of the accepted rows, in the order of their path.
@@ -162,8 +163,8 @@ def apply_path(seen: Tensor, own: Sequence[Tensor], slots: Tensor, *, is_delta: 
             [K, C] and bias [C] of the convolution.
         slots: [P] int64, slots of the path's rows.
         is_delta: whether the layer is a gated delta network, else Mamba-2.
-        is_accepted: [P] bool, true for the first rows, in path order. A mask and not a number, so that a CUDA graph can
-            compute it.
+        is_accepted: [P] bool, true for the accepted rows, the first of the path. The number of these rows is given as a
+            mask so that a CUDA graph can compute it.
     """
     state, decays, strengths, taps, bias = own
     heads, key_size, value_size = state.shape
@@ -191,7 +192,7 @@ def _slots(offsets: Tensor, width: int, count: int) -> Tensor:
 
 
 def _paths(parents: Tensor) -> Tensor:
-    """Return the ancestor mask [W, W] float32: 1 if a row is on the path to another, itself included."""
+    """Return the ancestor mask [W, W] float32: entry (i, j) is 1 if row j is an ancestor of row i, or i itself."""
     width = parents.shape[0]
     above = (parents[:, None] == torch.arange(width, device=parents.device)).float()
     path = torch.eye(width, device=parents.device) + above

@@ -28,7 +28,7 @@ def gumbel_noise(key: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
     """Return independent standard Gumbel variables, float32; argmax(log p + noise) over tokens is a sample from p.
 
     Args:
-        key: int64, of a request. Equal arguments give equal noise.
+        key: int64, the key of a request (``key_of``). Equal arguments give equal noise.
         positions: int64 indices of the tokens to draw, counted from the first prompt token.
         tokens: int64 token ids. All three broadcast to the result's shape: [1], [W, 1] and [V] to [W, V].
     """
@@ -36,10 +36,10 @@ def gumbel_noise(key: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
 
 
 def gumbel_noise_at(key: int, position: int, tokens: Tensor) -> Tensor:
-    """Return what ``gumbel_noise`` returns for one position, [n] float32, with fewer tensor operations.
+    """Return the noise of ``gumbel_noise`` at one position, [n] float32, with fewer tensor operations.
 
     Args:
-        key: of a request, an int64.
+        key: the key of a request, an int64.
         position: index of the token to draw, counted from the first prompt token.
         tokens: [n] int64 token ids on the CPU.
     """
@@ -82,6 +82,6 @@ def _shifted(words: Tensor, bits: int) -> Tensor:
 
 
 def _uniform(words: Tensor, dtype: torch.dtype) -> Tensor:
-    """Map int64 ``words`` to uniform numbers between 0 and 1, exclusive in float64, in ``dtype``."""
+    """Map int64 ``words`` to uniform numbers in ``dtype`` above 0 and up to 1; in float64, 1 is excluded."""
     # Half a step above 0: the logarithm of 0 is infinite.
     return (_shifted(words, 64 - _BITS).to(dtype) + 0.5) * 2.0**-_BITS

@@ -15,10 +15,10 @@ import triton.language as tl
 def _split_range(
     offsets, width, split, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr, NUM_SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Return (first, last, number of non-empty splits); the split covers slots [first, last).
+    """Return (first, last, number of non-empty splits); the split ``split`` covers slots [first, last).
 
-    Borders depend on the context alone, not on the width, so that a row's sums have the same order at every width. The
-    last split takes what is left.
+    Borders depend on the context length alone, not on the width, so that a row's sums have the same order at every
+    width. The last split has all remaining slots.
     """
     context = tl.load(offsets).to(tl.int32)
     end = tl.load(offsets + 1).to(tl.int32) + width
@@ -35,7 +35,7 @@ def _split_range(
 def _load_rows(cached, new, is_old, is_new, is_kept):
     """Return elements ``cached`` where ``is_old`` and ``new`` where ``is_new``, else 0; copy ``new`` where ``is_kept``.
 
-    No program of the launch reads the elements that are copied from where they go.
+    No program of the launch reads the elements of ``cached`` that are written.
     """
     fresh = tl.load(new, mask=is_new, other=0.0)
     tl.store(cached, fresh, mask=is_kept)
@@ -53,7 +53,7 @@ def _scores(queries, keys, scale, SOFTCAP: tl.constexpr):
 
 @triton.jit
 def _add_block(scores, values, top, total, mixed):
-    """Return ``top``, ``total`` and ``mixed`` of each row after a further block of scores and values."""
+    """Return each row's maximum score, sum of weights and sum of weighted values after a further block of keys."""
     new_top = tl.maximum(top, tl.max(scores, 1))
     # NOTE: the maximum is -inf before a row has seen a key, and -inf - -inf is NaN.
     shift = tl.where(new_top == float("-inf"), 0.0, new_top)
@@ -76,9 +76,10 @@ def attend_to_split(
     """Triton kernel: attend with a block of rows (axis 1) of a key head (axis 0) to one split of the keys (axis 2).
 
     ``partial`` [Hq * R, P, D] float32 receives unnormalised sums, ``stats`` [Hq * R, P, 2] float32 the maximum score
-    and the sum of weights. Splits without keys are not written. ``tree_mask`` is [R, T] uint8; ``tree_lengths`` [R] are
-    the tree slots that each row sees, read only with a WINDOW. ``*_head`` and ``*_row`` are strides in elements. GROUP
-    is Hq / Hkv: the rows of a key head are those of all its query heads, GROUP * R. ``width`` is W, ``num_queries`` R.
+    and the sum of weights. Splits without keys are not written. ``tree_mask`` is [R, T] uint8; ``tree_lengths`` [R] is
+    the number of tree slots that each row sees, read only if WINDOW > 0. ``*_head`` and ``*_row`` are strides in
+    elements. GROUP is Hq / Hkv; a key head has GROUP * R rows, R for each of its query heads. ``width`` is W,
+    ``num_queries`` is R.
 
     Keys and values of the step's rows are read from ``key`` and ``value`` [Hkv, W, D]; the first block of rows also
     copies them to the caches' slots from ``offsets[1]`` on.
@@ -154,7 +155,7 @@ def merge_splits(
 ):  # fmt: skip
     """Triton kernel: combine the splits of a row and query head (axis 0: head * R + row) into ``output`` [R, Hq, D].
 
-    ``partial`` and ``stats`` are those that ``attend_to_split`` has written; ``sinks`` [Hq] are read if HAS_SINKS.
+    ``partial`` and ``stats`` are the outputs of ``attend_to_split``; ``sinks`` [Hq] are read only if HAS_SINKS.
     """
     member = tl.program_id(0)
     _, _, num_used = _split_range(offsets, width, 0, WINDOW, BLOCK_N, NUM_SPLITS)
@@ -189,10 +190,10 @@ def keep_rows(
 ):  # fmt: skip
     """Triton kernel: move the KV entries of a pass's accepted rows to consecutive slots from ``start[0]`` on.
 
-    Launch it with the grid (buffers, key heads). Pointers to int64: ``caches`` to the addresses of the buffers,
-    [Hkv, S, D] each; ``start`` to the slot of the pass's first row; ``rows`` to the accepted rows, as indices relative
-    to it, ascending; ``count`` to their number. ``cache_head`` is a head's stride in elements, ELEMENT the Triton type
-    of an element's size. No row moves to a later slot, so each is read before it is overwritten.
+    The grid is (buffers, key heads). Pointers to int64: ``caches`` to the addresses of the buffers, [Hkv, S, D] each;
+    ``start`` to the slot of the pass's first row; ``rows`` to the indices of the accepted rows in the pass, ascending;
+    ``count`` to the number of accepted rows. ``cache_head`` is a head's stride in elements, ELEMENT the Triton type of
+    an element's size. No row moves to a later slot, so each row is read before its slot is overwritten.
     """
     buffer = tl.load(caches + tl.program_id(0)).to(tl.pointer_type(ELEMENT))
     columns = tl.arange(0, BLOCK_D)

@@ -1,7 +1,7 @@
 """Triton kernels over quantised weights in GGUF's layout, launched by ``cuda.py``.
 
-Weights are dequantised in registers. How the inputs of a row are summed depends on the weight's shape alone, so a row
-has the same bits at every width.
+Weights are dequantised in registers. The order in which the inputs of a row are summed depends on the weight's shape
+and the device, not on the width, so a row has the same bits at every width.
 
 Dims: W rows of the step, N outputs, K inputs, P splits of the inputs; E experts, C experts per row.
 """
@@ -49,7 +49,7 @@ def _of_32(block, at, inside, FORMAT: tl.constexpr):
 
 @triton.jit
 def _half_power(exponent):
-    """Return 2 ** (exponent - 128) for 0 to 255, exactly: the bits of the float32 number are made here."""
+    """Return 2 ** (exponent - 128), exactly, in float32; ``exponent`` is between 0 and 255."""
     return tl.where(exponent < 2, 0x00200000 << exponent, (exponent - 1) << 23).to(tl.float32, bitcast=True)
 
 
@@ -86,7 +86,7 @@ def _of_256(block, at, inside, FORMAT: tl.constexpr):
 def _weights(
     rows, at, inside, FORMAT: tl.constexpr, BLOCK_INPUTS: tl.constexpr, BLOCK_BYTES: tl.constexpr,
 ):  # fmt: skip
-    """Return the weights of the rows at addresses ``rows`` at the inputs ``at``, float32."""
+    """Return the weights, float32, of the rows of blocks at the addresses ``rows``, at the input indices ``at``."""
     block = rows + at // BLOCK_INPUTS * BLOCK_BYTES
     if BLOCK_INPUTS == 32:
         return _of_32(block, at % 32, inside, FORMAT)
@@ -102,9 +102,9 @@ def multiply(
     """Triton kernel: multiply NUM_TILES tiles of rows (axis 0) by a block of outputs (axis 1) over a split (axis 2).
 
     ``inputs`` [W, K]; ``blocks`` [N, ``row_bytes``] uint8; ``partial`` [P, W, N] float32 receives the sums. A split is
-    ``steps_each`` * BLOCK_K inputs. Tiles always have BLOCK_M rows: another size may sum in another order. They share
-    the dequantised weights. NUM_TILES is 1, 2 or 4. A GGUF block of type number FORMAT has BLOCK_INPUTS weights in
-    BLOCK_BYTES bytes.
+    ``steps_each`` * BLOCK_K inputs. Tiles always have BLOCK_M rows, since tiles of another size may sum in another
+    order. The tiles of a program share the dequantised weights. NUM_TILES is 1, 2 or 4. A GGUF block of type number
+    FORMAT has BLOCK_INPUTS weights in BLOCK_BYTES bytes.
     """
     row = tl.program_id(0) * NUM_TILES * BLOCK_M + tl.arange(0, BLOCK_M)
     _multiply_rows(
@@ -119,9 +119,10 @@ def _multiply_rows(
     FORMAT: tl.constexpr, BLOCK_INPUTS: tl.constexpr, BLOCK_BYTES: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, NUM_TILES: tl.constexpr,
 ):  # fmt: skip
-    """Multiply the rows ``source`` of ``inputs`` and store the sums at the rows ``row`` of ``partial``, see `multiply`.
+    """Multiply rows ``source`` of ``inputs``, and store the sums in rows ``row`` of ``partial``, as for ``multiply``.
 
-    Both are [BLOCK_M]; where ``is_row`` is false, nothing is read or stored. Further tiles have the rows after these.
+    ``source`` and ``row`` are [BLOCK_M]; where ``is_row`` is false, nothing is read or stored. Further tiles have the
+    next rows.
     """
     output = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_output = output < num_outputs
@@ -172,14 +173,14 @@ def multiply_experts(
 ):  # fmt: skip
     """Triton kernel: for each (row, expert) pair, multiply the row by the expert's weight, as ``multiply`` does.
 
-    Program i of axis 0 multiplies tile i: at most BLOCK_M pairs of one expert. Pair p is of row p // C. Pairs in no
-    tile get no sums.
+    Program i of axis 0 multiplies tile i: at most BLOCK_M pairs of one expert. Pair p has row p // C. For pairs in no
+    tile, nothing is written.
 
     Args:
         inputs: [W, K] with ``per_row`` = C, or a row for each pair, [W * C, K] with ``per_row`` = 1.
         order: [W * C] int64, the pairs sorted by expert.
-        tiles: [3, ``num_tiles``] int64: the tile's expert, E if it has no pairs, and the first and the end of its pairs
-            in ``order``.
+        tiles: [3, ``num_tiles``] int64: each tile's expert, or E if the tile has no pairs, and the first and the end
+            (excluded) of the tile's pairs in ``order``.
         blocks: [E, N, ``row_bytes``] uint8.
         partial: [P, W * C, N] float32, receives the sums.
     """
@@ -201,7 +202,7 @@ def add_experts(
     partial, chosen, shares, bias, result, num_pairs, num_experts, num_outputs, num_splits,
     PER_ROW: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Triton kernel: add the splits of each pair's sums, its expert's bias, and the pairs of a row, by their shares.
+    """Triton kernel: sum each pair's splits, add its expert's bias, and sum a row's pairs weighted by their shares.
 
     The grid is (W, blocks of BLOCK outputs). ``partial`` [P, W * C, N] float32; ``chosen`` [W, C] int64, E for no
     expert; ``shares`` [W, C] weights of the pairs; ``bias`` [E, N]; ``result`` [W, N]. C is PER_ROW.
@@ -229,7 +230,7 @@ def add_splits(
 ):  # fmt: skip
     """Triton kernel: add the splits of ``partial`` [P, size] in order, and the bias if HAS_BIAS, to ``result`` [size].
 
-    Program i adds elements i * BLOCK to (i + 1) * BLOCK. Element e belongs to the output e modulo ``num_outputs``.
+    Program i adds elements i * BLOCK to (i + 1) * BLOCK - 1. Element e belongs to output e modulo ``num_outputs``.
     """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size

@@ -1,4 +1,4 @@
-"""Sums over iterations: tokens, milliseconds and counts of tree shapes."""
+"""Sums over decoding iterations: tokens, milliseconds and counts of tree shapes."""
 
 from __future__ import annotations
 
@@ -10,16 +10,13 @@ from yggdrasil.tree.shape import TreeShape
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over all iterations of some documents.
+    """Sums over all iterations of one or several documents."""
 
-    ``shapes`` counts iterations by shape. ``document_ms`` has the milliseconds of each document, in order.
-    """
-
-    tokens: int
+    tokens: int  # generated tokens
     iterations: int
     milliseconds: float
-    shapes: Counter[TreeShape]
-    document_ms: tuple[float, ...] = ()
+    shapes: Counter[TreeShape]  # number of iterations by tree shape
+    document_ms: tuple[float, ...] = ()  # milliseconds of each document, in order
 
     @property
     def aal(self) -> float:
@@ -33,25 +30,25 @@ class Totals:
 
 
 class ShapeTally:
-    """Counter of iterations by tree shape, which adds up ``Totals``."""
+    """Counts iterations by tree shape and sums their milliseconds by document, for ``Totals``."""
 
     def __init__(self) -> None:
         self._shapes: Counter[TreeShape] = Counter()
         self._document_ms: list[float] = []
 
     def begin(self) -> None:
-        """Begin a document: the milliseconds added from now on are summed for it. Call it before the first ``add``.
+        """Begin a document, to which the milliseconds of later ``add`` calls count.
 
-        Shapes are counted over all documents.
+        It must be called before the first ``add``. Shapes are counted over all documents.
         """
         self._document_ms.append(0.0)
 
     def add(self, shape: TreeShape, milliseconds: float) -> None:
-        """Count an iteration of ``shape`` that took ``milliseconds``, in the document that ``begin`` has begun."""
+        """Count an iteration of ``shape`` that took ``milliseconds``, in the document of the last ``begin``."""
         self._shapes[shape] += 1
         self._document_ms[-1] += milliseconds
 
     def result(self, tokens: int) -> Totals:
-        """Return the sums over all iterations counted, which together gave ``tokens`` tokens."""
+        """Return the sums over all counted iterations. ``tokens`` is the number of tokens that they generated."""
         each = tuple(self._document_ms)
         return Totals(tokens, self._shapes.total(), sum(each), self._shapes, each)

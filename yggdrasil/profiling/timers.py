@@ -1,4 +1,4 @@
-"""Functions that time a run by the clock of the device that does the work."""
+"""Functions that time a call by the clock of the device (CPU or GPU) that does the work."""
 
 from collections.abc import Callable
 from time import perf_counter_ns
@@ -6,20 +6,20 @@ from typing import TypeAlias
 
 import torch
 
-Timer: TypeAlias = Callable[[Callable[[], object]], float]  # milliseconds of one run
+Timer: TypeAlias = Callable[[Callable[[], object]], float]  # calls its argument; returns milliseconds of one call
 
 
 def timer_for(device: torch.device) -> Timer:
-    """Return the function that calls its argument and returns the milliseconds of a run on ``device``.
+    """Return the function that calls its argument and returns the milliseconds of one call on ``device``.
 
-    On a GPU it is ``device_ms``, which calls it twice and times the second call with CUDA events; else ``host_ms``,
-    which calls it once.
+    For a GPU this is ``device_ms``, which calls its argument twice and times the second call with CUDA events. For
+    other devices it is ``host_ms``, which calls its argument once.
     """
     return device_ms if device.type == "cuda" else host_ms
 
 
 def host_ms(run: Callable[[], object]) -> float:
-    """Call ``run`` and return the milliseconds it took by the host's clock."""
+    """Call ``run`` once and return the elapsed milliseconds by the host's clock."""
     start = perf_counter_ns()
     run()
     return (perf_counter_ns() - start) / 1e6
@@ -28,7 +28,7 @@ def host_ms(run: Callable[[], object]) -> float:
 def device_ms(run: Callable[[], object]) -> float:
     """Call ``run`` twice and return the milliseconds of the second call by CUDA events on the current stream.
 
-    The first call's work hides the launch of the second.
+    While the device does the work of the first call, the host launches the second, so launching is not timed.
     """
     begun, done = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     run()

@@ -4,8 +4,8 @@ A trace has one Equal-Growth Tree per position and draft width W, of D_max level
 was attached at step ``i // W + 1``, so the tree of a smaller depth budget is a prefix of the nodes, and any policy can
 be simulated.
 
-Dims: P positions, H hidden size, R repetition figures, K candidates of the root, F features, N = D_max * W nodes, D
-depth levels, E expanded nodes (the root first), C candidates of each.
+Dims: P positions, H hidden size, R repetition figures, K candidates of the root, F features, N = D_max * W nodes, E
+expanded nodes (the root first), C candidates of each.
 """
 
 from __future__ import annotations
@@ -36,27 +36,28 @@ _PER_WIDTH = (
 
 @dataclass(frozen=True, eq=False)
 class TraceSet:
-    """Recorded draft trees. The rows of a document are contiguous and in text order.
+    """Recorded draft trees, one row for each position; the rows of a document are contiguous and in text order.
 
-    A node's score is the sum of log-acceptance estimates along its path, so it falls along every path; -inf marks an
-    empty slot. A node is a hit if the target generated exactly the tokens on the path from the root to it.
+    A node's score is the sum of log-acceptance estimates along its path, so scores fall along every path; -inf marks an
+    absent node. A node is a hit if the target generated exactly the tokens on the path from the root to the node.
     """
 
-    hidden: Float32Array  # [P, H] the target's hidden state from which the token at that position was chosen
-    repetition: Float32Array  # [P, R] repetition figures of the text up to that token
+    hidden: Float32Array  # [P, H] the target's hidden state from which the root's token was chosen
+    repetition: Float32Array  # [P, R] repetition figures of the text up to the root's token, included
     head: Float32Array  # [P, K] the drafter's log-probabilities of the root's candidates, -inf for absent ones
-    document: npt.NDArray[np.int64]  # [P]
-    position: npt.NDArray[np.int64]  # [P]
-    root: npt.NDArray[np.int32]  # [P] the token at that position
+    document: npt.NDArray[np.int64]  # [P] number of the document
+    position: npt.NDArray[np.int64]  # [P] index of the root's token in the document, prompt included
+    root: npt.NDArray[np.int32]  # [P] the root's token id
     scores: dict[int, Float32Array]  # width -> [P, N] log-score
     depth: dict[int, npt.NDArray[np.int8]]  # width -> [P, N] depth in the tree, 1 for children of the root
-    hit: dict[int, BoolArray]  # width -> [P, N]
-    edge_log_probability: dict[int, Float32Array]  # width -> [P, N] the drafter's log-probability of the last edge
-    parent: dict[int, npt.NDArray[np.int16]]  # width -> [P, N] index of the parent node, -1 for the root
-    token: dict[int, npt.NDArray[np.int32]]  # width -> [P, N]
+    hit: dict[int, BoolArray]  # width -> [P, N] whether the node is a hit
+    edge_log_probability: dict[int, Float32Array]  # width -> [P, N] drafter's log-probability, given the parent
+    parent: dict[int, npt.NDArray[np.int16]]  # width -> [P, N] index of the parent node, -1 if it is the root
+    token: dict[int, npt.NDArray[np.int32]]  # width -> [P, N] token ids of the nodes
     # Candidates below the expanded nodes that were not attached; empty for drafters that do not keep candidates.
-    offered_token: dict[int, npt.NDArray[np.int32]] = field(default_factory=dict)  # width -> [P, E, C]
-    offered_fall: dict[int, Float32Array] = field(default_factory=dict)  # width -> [P, E, C], score minus the node's
+    offered_token: dict[int, npt.NDArray[np.int32]] = field(default_factory=dict)  # width -> [P, E, C] token ids
+    # width -> [P, E, C] the candidate's score minus the score of the expanded node
+    offered_fall: dict[int, Float32Array] = field(default_factory=dict)
 
     @property
     def num_positions(self) -> int:
@@ -95,10 +96,10 @@ class TraceSet:
         return np.concatenate([part[:, :size] for part, size in zip(parts, sizes, strict=True)], axis=1)
 
     def document_ranges(self) -> Iterator[tuple[int, int]]:
-        """Yield the row range (start, stop), without stop, of each recorded document, in row order.
+        """Yield the row range (start, stop), stop excluded, of each recorded document, in row order.
 
         Raises:
-            ValueError: the rows of a document are not contiguous, or its positions not consecutive.
+            ValueError: the rows of a document are not contiguous, or the positions of a document not consecutive.
         """
         starts = np.flatnonzero(np.diff(self.document, prepend=self.document[:1] - 1))
         if len(starts) != len(np.unique(self.document)):
@@ -111,7 +112,7 @@ class TraceSet:
     def accepted_length(self, width: int) -> npt.NDArray[np.int64]:
         """Return the accepted length at each position for trees of draft width ``width``, [P] int64.
 
-        It does not count the bonus token.
+        The accepted length is the depth of the deepest hit; the bonus token is not counted.
         """
         lengths: npt.NDArray[np.int64] = (self.depth[width] * self.hit[width]).max(axis=1).astype(np.int64)
         return lengths
@@ -133,7 +134,7 @@ class TraceSet:
         return self.edge_log_probability[width][wanted], self.hit[width][wanted]
 
     def select(self, documents: Sequence[int] | npt.NDArray[np.integer[Any]]) -> TraceSet:
-        """Return the traces of the documents with these numbers. Rows keep their order in this set."""
+        """Return the traces of the documents with the numbers ``documents``; rows keep the order of this set."""
         rows = np.isin(self.document, np.asarray(documents))
         per_width: dict[str, Any] = {
             name: {width: array[rows] for width, array in getattr(self, name).items()} for name in _PER_WIDTH
@@ -142,7 +143,7 @@ class TraceSet:
         return replace(self, **per_position, **per_width)
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the arrays by the names of their fields; those of a draft width are named ``FIELD.WIDTH``."""
+        """Return all arrays by name: the field's name, or ``FIELD.WIDTH`` for fields that depend on the draft width."""
         per_width = {f"{name}.{width}": array for name in _PER_WIDTH for width, array in getattr(self, name).items()}
         return {**{name: getattr(self, name) for name in _PER_POSITION}, **per_width}
 
@@ -174,7 +175,7 @@ class TraceSet:
         """Return the traces of a file that ``save`` wrote.
 
         Raises:
-            ArtifactError: it is missing, damaged or of another kind.
+            ArtifactError: the file is missing, damaged or of another kind.
         """
         return cls.from_arrays(read_tensors(path, KIND, SCHEMA_VERSION))
 
@@ -182,6 +183,6 @@ class TraceSet:
 def _gather_parent(
     values: npt.NDArray[Any], parent: npt.NDArray[np.int16], root_value: float | bool
 ) -> npt.NDArray[Any]:
-    """Return the value of each node's parent, ``root_value`` for children of the root."""
+    """Return the entry of ``values`` [P, N] at each node's parent; ``root_value`` for children of the root."""
     gathered: npt.NDArray[Any] = np.take_along_axis(values, np.maximum(parent, 0).astype(np.int64), axis=1)
     return np.where(parent == ROOT, np.asarray(root_value, dtype=values.dtype), gathered)

@@ -1,8 +1,9 @@
-"""Tree attention as a transformers attention function.
+"""Tree attention, registered as a transformers attention function.
 
-Models are called with the step's tree mask [1, 1, W, T] bool; transformers passes a 4-D mask through unchanged. The
-cache object (``step_cache``) holds the context length and the slots to write; every supported model passes it to its
-attention function as an extra argument.
+Steps call a model with the tree mask [1, 1, W, T] bool, which transformers passes on unchanged, and with the keyword
+argument ``step_cache``, which every supported model passes on to its attention function.
+
+Dims: W rows of the pass, T tree slots that the mask covers, Hq query heads, Hkv key heads, D head size.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,7 +21,7 @@ from yggdrasil.runtime.step_cache import StepCache
 ATTENTION_NAME = "yggdrasil_tree"
 
 
-# Arguments of some families' attention that tree attention does not support; ignoring one would be silently wrong.
+# Arguments of some families' attention that tree attention does not support. Ignoring them would give wrong outputs.
 _UNSUPPORTED = ("position_bias", "alibi", "indices", "head_mask")
 
 
@@ -39,24 +40,26 @@ def tree_attention(  # noqa: PLR0913  (the signature is transformers')
     num_threads: int,
     **extra: object,
 ) -> tuple[Tensor, None]:
-    """Write a pass's keys and values to the cache, and attend to the committed tokens and the tree's allowed slots.
+    """Write a pass's keys and values to the KV cache, and compute each row's attention over the keys that it sees.
 
     Args:
         module: the attention layer.
         query: [1, Hq, W, D].
-        key, value: [1, Hkv, W, D].
-        attention_mask: [1, 1, W, T] bool; entry (w, t) says whether row w sees slot context length + t.
-        scaling: factor of the scores; None: 1 / sqrt(D).
-        sliding_window: number of last keys that a row sees; None: all.
-        softcap: bound of scores as in Gemma 2; None: no bound.
-        s_aux: [Hq], attention sinks: one extra score per head without a value; None: none.
-        step_cache: the keys, values and offsets of the step.
+        key, value: [1, Hkv, W, D]; the head size of ``value`` may be smaller.
+        attention_mask: [1, 1, W, T] bool; entry (w, t) says whether row w sees slot context length + t. All rows see
+            the slots before the context length.
+        scaling: factor of the scores; None means 1 / sqrt(D).
+        sliding_window: number of last keys that a row sees; None means all, or the row's chunk (``attention_chunk``).
+        softcap: bound of the scores by tanh as in Gemma 2; None means no bound.
+        s_aux: [Hq], attention sinks: one extra score per head without a value; None means no sinks.
+        step_cache: the step's KV cache and offsets.
+        num_threads: CPU threads of the operator.
 
     Returns:
-        (Outputs [1, W, Hq, D of ``value``], None)
+        (Outputs [1, W, Hq, D of ``value``], None in place of the attention weights)
 
     Raises:
-        YggdrasilError: ``extra`` has an argument that tree attention does not compute.
+        YggdrasilError: ``extra`` has an argument that tree attention does not support.
     """
     refuse_extras(module, extra)
     layer = module.layer_idx
@@ -83,14 +86,14 @@ def attention_chunk(module: nn.Module) -> int:
 
 
 def refuse_extras(module: nn.Module, extra: Mapping[str, object]) -> None:
-    """Check the keyword arguments of a layer's attention call that have no parameter in ``tree_attention``.
+    """Raise an error if a layer calls its attention function with an argument that tree attention does not support.
 
     Args:
-        module: the layer, named in messages.
-        extra: the arguments. None as a value, and unknown names, are accepted.
+        module: the layer; the message has its class.
+        extra: keyword arguments that have no parameter in ``tree_attention``. Unknown names are accepted.
 
     Raises:
-        YggdrasilError: position_bias, alibi, indices or head_mask is given, which tree attention does not compute.
+        YggdrasilError: position_bias, alibi, indices or head_mask is present and not None.
     """
     unsupported = [name for name in _UNSUPPORTED if extra.get(name) is not None]
     if unsupported:
@@ -107,9 +110,9 @@ def keep_mask(*_: object, **kwargs: object) -> object:
 
 @contextmanager
 def own_attention(model: PreTrainedModel, name: str | None = None) -> Iterator[None]:
-    """Context manager: run ``model`` with an attention of transformers in the block, and with tree attention after it.
+    """Context manager: switch ``model`` to an attention implementation of transformers, and on exit to tree attention.
 
-    ``name`` is that of the attention; None: "sdpa", or "eager" if the model does not support sdpa.
+    ``name`` is the implementation; None means "sdpa", or "eager" if the model does not support sdpa.
     """
     # Models with soft-capped scores, such as Gemma 2, do not support sdpa.
     model.set_attn_implementation(name or ("sdpa" if model._supports_sdpa else "eager"))

@@ -20,14 +20,14 @@ from yggdrasil.runtime.states.buffers import StateBuffers
 class StaticCache:
     """KV cache with static shapes; slot i holds the keys and values of position i of the committed text.
 
-    Slots from the committed length on hold the nodes of the current tree, until ``commit`` moves accepted rows down.
-    Layers without attention have tensors with 0 heads.
+    Slots after the committed text hold the nodes of the current tree, until ``commit`` moves accepted ones to
+    consecutive slots. Layers without attention have tensors with 0 heads.
     """
 
     keys: list[Tensor]  # L x [Hkv, S, D]
     values: list[Tensor]  # L x [Hkv, S, D]
     states: StateBuffers | None = None
-    arena: Arena | None = None  # of keys and values
+    arena: Arena | None = None  # allocator of ``keys`` and ``values`` on a CPU
 
     @classmethod
     def allocate(
@@ -44,8 +44,8 @@ class StaticCache:
 
         Args:
             sizes: the model's sizes.
-            widest: the most rows of a pass over recurrent layers; None: ``capacity``.
-            is_sparse: use small memory pages until ``use_huge_pages`` is called; only on a CPU.
+            widest: the most rows of a pass over recurrent layers; None means ``capacity``.
+            is_sparse: use small memory pages until ``use_huge_pages`` is called; no effect on a GPU.
         """
         shapes = [(heads, capacity, size) for heads, size in sizes.key_heads]
         arena = Arena(is_sparse=is_sparse)
@@ -66,24 +66,24 @@ class StaticCache:
 
     @property
     def num_bytes(self) -> int:
-        """Size of all buffers that steps take, in bytes, whether their memory is resident or not."""
+        """Size in bytes of all ``tensors``, whether their memory is resident or not."""
         return sum(t.numel() * t.element_size() for t in self.tensors())
 
     def tensors(self) -> list[Tensor]:
         """Return all buffers in the order in which steps take them.
 
-        They are keys by layer, values by layer, and those of ``StateBuffers.tensors``.
+        The order is: the keys of every layer, the values of every layer, ``StateBuffers.tensors``.
         """
         return [*self.keys, *self.values, *(self.states.tensors() if self.states is not None else ())]
 
     def of_layer(self, layer: int) -> list[Tensor]:
-        """Return the buffers of one layer: keys and values if it has attention, then its ``StateBuffers.of_layer``."""
+        """Return a layer's buffers: keys and values if it attends, then ``StateBuffers.of_layer`` if it recurs."""
         rows = [self.keys[layer], self.values[layer]] if self.keys[layer].shape[0] else []
         states = self.states
         return rows if states is None or layer not in states.layers else [*rows, *states.of_layer(layer)]
 
     def use_huge_pages(self) -> None:
-        """Move keys and values to huge memory pages: reads are faster, and a short text takes more memory."""
+        """Move keys and values to huge memory pages: reads get faster, but a short text takes more memory."""
         if self.arena is not None:
             self.arena.use_huge_pages()
 
@@ -118,6 +118,6 @@ class StaticCache:
     def commit(self, sources: Sequence[int], destination: int) -> None:
         """Move the keys and values in slots ``sources`` to consecutive slots from ``destination`` on, in every layer.
 
-        ``sources`` must ascend, and none may be before its new slot.
+        ``sources`` must ascend, and every source slot must be equal to its new slot or after it.
         """
         torch.ops.yggdrasil.move_rows.default(self.rows(), sources, destination)

@@ -1,6 +1,6 @@
 """Checks that models, their caches and CUDA graphs fit a GPU's memory, before anything is loaded.
 
-Sizes are read from the headers of the checkpoints. Those of CUDA graphs are an estimate.
+The sizes of weights are read from the headers of the checkpoints. The size of CUDA graphs is an estimate.
 """
 
 import math
@@ -19,7 +19,7 @@ from yggdrasil.errors import YggdrasilError
 from yggdrasil.runtime.memory_limits import free_bytes, kv_bytes
 from yggdrasil.runtime.native_steps.loading import sizes_of
 
-# Bits of a weight, block scales included; mixes of K-formats also have layers of more bits.
+# Mean bits of a weight, block scales included. The mixes q5_k_m and q4_k_m have some layers of more bits.
 _BITS = {"q8_0": 8.5, "q6_k": 6.57, "q5_k_m": 5.7, "q5_1": 6.0, "q5_0": 5.5, "q4_k_m": 4.9, "q4_1": 5.0, "q4_0": 4.5}
 _GRAPHS = 256 << 20  # bytes for CUDA graphs, compiled kernels and workspaces of libraries
 _LOGITS_COPIES = 3  # logits of a pass, in float32, that exist at once when tokens are sampled
@@ -30,23 +30,25 @@ class ToLoad(NamedTuple):
 
     source: Source
     weights: Weights
-    is_there: bool = False  # whether its weights are already on the card
+    is_there: bool = False  # whether the model's weights are already on the GPU
 
 
 def check_card(
     models: Sequence[ToLoad], dtype: torch.dtype, device: torch.device, max_length: int, capacity: int, rows: int
 ) -> None:
-    """Check that ``models``, their KV caches and their CUDA graphs fit in a GPU's free memory. Does nothing on a CPU.
+    """Check that ``models``, their KV caches and their CUDA graphs fit in a GPU's free memory.
+
+    Nothing is checked on a CPU.
 
     Args:
-        models: those to load, the target first.
-        dtype: of unquantised weights and of caches.
+        models: the models to load, the target first.
+        dtype: dtype of unquantised weights and of KV caches.
         max_length: longest text in tokens, for the message.
         capacity: slots of each KV cache.
-        rows: of the widest pass.
+        rows: number of rows of the widest pass.
 
     Raises:
-        YggdrasilError: they do not fit. The message says what takes how much.
+        YggdrasilError: the models do not fit. The message has the sizes of weights, KV caches and CUDA graphs.
     """
     free = None if device.type == "cpu" else free_bytes(device)
     if free is None:
@@ -66,10 +68,10 @@ def check_card(
 
 
 def weight_bytes(source: Source, dtype: torch.dtype, weights: Weights) -> int:
-    """Return about how many bytes the weights of a checkpoint take when they are loaded as ``weights`` says.
+    """Return the approximate size in bytes of a checkpoint's weights once they are loaded in the format ``weights``.
 
     Args:
-        dtype: of weights that stay unquantised.
+        dtype: dtype of weights that stay unquantised.
     """
     return sum(_bytes_of(shape, stored, dtype, weights) for shape, stored in _tensors(source))
 
@@ -82,7 +84,7 @@ def _bytes_of(shape: Sequence[int], stored: int, dtype: torch.dtype, weights: We
 
 
 def _tensors(source: Source) -> list[tuple[Sequence[int], int]]:
-    """Return shape and stored bytes of every tensor of a checkpoint."""
+    """Return (shape, stored bytes) of every tensor of a checkpoint; MXFP4 blocks count two weights for each byte."""
     if source.gguf is not None:
         return [(each.shape, each.num_bytes) for each in read_gguf_layout(source.gguf).tensors.values()]
     found: list[tuple[Sequence[int], int]] = []

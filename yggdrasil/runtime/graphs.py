@@ -1,7 +1,7 @@
 """CUDA graphs: record sequences of device work and replay each with one launch.
 
-On a CUDA device, a capture runs its work on the first call, which compiles and allocates what a recording must not, and
-records a CUDA graph on the second. On other devices every call runs the work, so all devices share one code path.
+On a CUDA device, the first call of a capture runs its work, since compiling and allocating are not allowed while
+recording; the second call records a CUDA graph. On other devices every call runs the work.
 """
 
 import sys
@@ -22,10 +22,10 @@ Result = TypeVar("Result")
 
 
 class Capture:
-    """A callable that runs work over fixed tensors, records it as a CUDA graph, and then replays the graph.
+    """A callable that runs work over fixed tensors at its first call, and then records and replays it as a CUDA graph.
 
-    Each call overwrites the outputs of the one before. Work that fails on its first run, or cannot be recorded, is
-    retried with its steps uncompiled. If recording still fails, every call runs the work. Both cases print a warning.
+    A replay overwrites the outputs of the previous replay. If the first run or the recording fails, it is retried with
+    all steps uncompiled. If the recording fails again, every call runs the work. Both cases print a warning.
     """
 
     def __init__(self, run: Launch, recorder: "Recorder") -> None:
@@ -44,17 +44,17 @@ class Capture:
 
     @property
     def is_prepared(self) -> bool:
-        """Whether ``prepare`` has ended, so that calls replay the CUDA graph or, where there is none, run the work."""
+        """Whether ``prepare`` has run: calls then replay the CUDA graph, or run the work if there is no graph."""
         return self._replay is not None
 
     def prepare(self) -> Launch:
         """Record the work as a CUDA graph, and return the function that replays it and returns its outputs.
 
-        Work that never ran is run once first, with the present values of its inputs. Later calls return the same
-        function. If recording fails, a warning is printed, and the function runs the work.
+        If the work never ran, it is run once before, on the current values of its inputs. Later calls return the same
+        function. If recording fails, a warning is printed, and the returned function runs the work.
 
         Raises:
-            YggdrasilError: the device's memory is full in the first run.
+            YggdrasilError: the device's memory was full in the first run.
         """
         if not self._was_run:
             self()
@@ -69,10 +69,10 @@ class Capture:
 
 
 def _with_less(work: Callable[[], Result]) -> Result:
-    """Return ``work()``; if it fails, retry with the steps it ran uncompiled.
+    """Return ``work()``; if it fails, replace the compiled steps that it ran by uncompiled ones and retry.
 
     Raises:
-        YggdrasilError: if the device's memory is full.
+        YggdrasilError: the device's memory is full.
     """
     while True:
         with noting_steps() as steps:
@@ -89,7 +89,7 @@ def _with_less(work: Callable[[], Result]) -> Result:
 
 
 def out_of_memory(error: Exception) -> YggdrasilError:
-    """Return, not raise, the YggdrasilError for ``error``, the exception of a GPU whose memory is full."""
+    """Return the YggdrasilError to raise for ``error``, PyTorch's exception when a GPU's memory is full."""
     return YggdrasilError(
         f"the GPU's memory is full ({first_line(error)[:160]}); take a smaller model or --max-length, or end other "
         "programs that use the card"
@@ -106,19 +106,19 @@ class Recorder:
         self._is_cuda = device.type == "cuda"
         self._pool = torch.cuda.graph_pool_handle() if self._is_cuda else None
         self._stream = torch.cuda.Stream(device) if self._is_cuda else None
-        self.num_recorded = 0
+        self.num_recorded = 0  # number of calls of ``record``
 
     def capture(self, run: Launch) -> Capture:
-        """Return a callable that runs ``run`` on its first call, and from its second on replays a CUDA graph of it.
+        """Return a callable that calls ``run`` the first time, and later replays a CUDA graph recorded from ``run``.
 
-        The second call records the graph. On other devices, or if that fails, every call runs ``run``.
+        The second call records the graph. On devices other than CUDA, or if recording fails, every call calls ``run``.
         """
         return Capture(run, self)
 
     def run(self, run: Launch) -> Sequence[Tensor]:
-        """Run the work ``run`` on the recording stream, and return its outputs.
+        """Call ``run`` on the recording stream (on a CPU: directly), and return its outputs.
 
-        Libraries allocate their workspaces per stream, so work must run there once before it is recorded.
+        Libraries allocate workspaces per stream, so work must run on this stream once before it is recorded.
         """
         if self._stream is None:
             with _no_gradients():
@@ -133,8 +133,9 @@ class Recorder:
     def record(self, run: Launch) -> Launch:
         """Capture ``run`` as a CUDA graph, and return a function that replays it and returns the outputs.
 
-        The Python code of ``run`` runs now, its kernels do not; it must have run before. The outputs are the same
-        tensors each time. On a CPU nothing is recorded, and the returned function calls ``run``.
+        Recording executes the Python code of ``run`` but not its kernels. ``Recorder.run`` must have called ``run``
+        before. Every replay returns the same tensors. On a CPU nothing is recorded; the returned function calls
+        ``run``.
         """
         self.num_recorded += 1
         if self._stream is None:
@@ -158,6 +159,6 @@ class Recorder:
 
 @contextmanager
 def _no_gradients() -> Iterator[None]:
-    """Context manager: use the same gradient mode for the first call and the recording, whatever the caller's mode."""
+    """Context manager: disable gradients and inference mode, so that all calls have one mode whatever the caller's."""
     with torch.inference_mode(mode=False), torch.no_grad():
         yield

@@ -16,17 +16,19 @@ from yggdrasil.runtime.runner import ModelRunner
 
 @dataclass(frozen=True)
 class KeptRows:
-    """An exact copy of the KV entries, and recurrent states, of ``text``. The entries are in host memory."""
+    """An exact copy of a text's recurrent states and of its KV entries, which are copied to host memory."""
 
     text: KeptText
-    rows: Tensor  # [sum of H * R * D] over ``StaticCache.rows``, in that order
+    rows: Tensor  # [sum of H * R * D]: the text's entries of each tensor of ``StaticCache.rows``, flattened, in order
 
     @classmethod
     def of(cls, runner: ModelRunner, is_wanted: Callable[[], bool] = lambda: True) -> "KeptRows | None":
         """Return a copy of the text, KV entries and recurrent states in the runner's cache.
 
+        Only the tokens whose KV entries can be reused are copied (``KeptText.num_kept``).
+
         Args:
-            is_wanted: called before every tensor is copied; as soon as it returns False, copying ends with None.
+            is_wanted: called before each KV tensor is copied; if it returns False, ``of`` returns None at once.
         """
         states = None if runner.states is None else runner.states.copy()
         text = KeptText(states)
@@ -43,7 +45,7 @@ class KeptRows:
 
     @staticmethod
     def bytes_of(runner: ModelRunner) -> int:
-        """Return the bytes that a copy of the KV entries in the runner's cache takes; recurrent states do not count."""
+        """Return the bytes of KV entries that ``of`` would copy from the runner's cache, without recurrent states."""
         count = runner.text.num_kept
         return sum(each[:, :count].nbytes for each in runner.cache.rows())
 
@@ -56,7 +58,7 @@ class KeptRows:
     def restore(self, runner: ModelRunner) -> None:
         """Write the copied text, KV entries and recurrent states back to the cache of ``runner``.
 
-        They must have been copied from a runner of the same model and dtype.
+        The copy must have been made from a runner of the same model and dtype.
         """
         tensors = runner.cache.rows()
         for part, cached in zip(self._parts(tensors), tensors, strict=True):
@@ -73,10 +75,10 @@ class KeptRows:
 
 
 def _new_rows(count: int, like: Tensor) -> Tensor:
-    """Return a tensor [count] in host memory, of the dtype of ``like``, whose memory is freed when it ends.
+    """Return an uninitialised tensor [count] in host memory, of the dtype of ``like``.
 
-    For a GPU it is pinned, which makes copies faster. For a CPU it is no heap memory: freed heap memory would stay with
-    the process in pieces, as copies come and go in all sizes.
+    If ``like`` is on a GPU, the memory is pinned, so that copies are faster. If ``like`` is on a CPU, the memory is
+    mapped outside the heap, so that it returns to the system when the tensor is freed.
     """
     if like.device.type != "cpu" or count == 0:
         return torch.empty(count, dtype=like.dtype, pin_memory=like.device.type == "cuda" and count > 0)

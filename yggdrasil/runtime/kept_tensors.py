@@ -1,8 +1,8 @@
-"""Caches on disk the packed tensors of models that are quantised at load, so that later starts read only these.
+"""Disk cache of the packed tensors of models that are quantised at load.
 
-A later start then neither imports transformers' models, which takes longest, nor quantises again. The file is in
-safetensors format, with the model's sizes and formats in its metadata. Models that native steps do not cover are not
-cached: their steps are traced from the transformers model at every start.
+A start that reads the cache neither quantises nor imports transformers' models, the slowest part of a start. The file
+is in safetensors format, with the model's sizes and formats in its metadata. Models that native steps do not cover are
+not cached: their steps are traced from the transformers model at every start.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ _DTYPES = {
     "I32": torch.int32, "I64": torch.int64, "BOOL": torch.bool,
 }  # fmt: skip
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-# Sources that determine the tensors' layout; a change invalidates cached tensors.
+# Source files that determine the tensors' layout; a change of one invalidates cached tensors.
 _SOURCES = ("checkpoints/**/*.py", "runtime/loading.py", "runtime/kept_tensors.py", "native/**/*.[hc]*")
 
 
@@ -51,7 +51,7 @@ def open_model(
     weights: Weights = "full",
     is_described: bool = True,
 ) -> LoadedModel:
-    """Load a model so that steps can be built from it, by the fastest applicable way.
+    """Load a model for building steps, by the fastest way that supports it.
 
     On a CPU, models that native steps cover are packed directly from their mapped file or, if they are quantised at
     load, read from the disk cache (and written to it the first time). All others are loaded with transformers.
@@ -59,9 +59,9 @@ def open_model(
     Args:
         source: folder, GGUF file or hub id.
         num_threads: threads of the model's kernels.
-        weights: "full"; "file" to keep the quantised blocks of the file; or a format to quantise to.
-        is_described: whether a model may be packed from its mapped file, in the layout that native steps alone can
-            read.
+        weights: "full" (unquantised); "file" to keep the quantised blocks of the file; or a format to quantise to.
+        is_described: whether weights may be packed directly from the mapped file. Only native steps can read the
+            resulting layout.
 
     Raises:
         YggdrasilError: the checkpoint is missing, damaged or unsupported.
@@ -103,8 +103,8 @@ def open_model(
 def keep_model(loaded: LoadedModel, source: str | Path | Source, weights: Weights) -> None:
     """Write the packed tensors of a loaded model to the disk cache, from which later starts read them.
 
-    ``source`` and ``weights`` are those that it was loaded with. Nothing happens on a GPU, or unless the model is
-    quantised at load and covered by native steps.
+    The model must have been loaded from ``source`` with ``weights``. Nothing is written if it is on a GPU, was not
+    quantised at load, is not covered by native steps, or is cached already.
     """
     found = Source.find(source)
     if loaded.device.type != "cpu" or not _is_kept(found, weights):
@@ -115,7 +115,7 @@ def keep_model(loaded: LoadedModel, source: str | Path | Source, weights: Weight
 
 
 def _is_kept(source: Source, weights: Weights) -> bool:
-    """Return whether models like this are cached: quantised at load, and covered by native steps."""
+    """Return whether the model's tensors are cached: if it is quantised at load and covered by native steps."""
     return weights not in ("full", "file") and is_native() and description_of(source) is not None
 
 
@@ -125,7 +125,7 @@ def _folder(source: Source, dtype: torch.dtype, weights: Weights) -> Path:
 
 
 def _kept(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """Read (tensors by name, record) from ``folder``; None if it is incomplete, damaged or of another layout."""
+    """Return (tensors by name, record) from ``folder``, or None if it is incomplete, damaged or of another layout."""
     if not is_whole(folder, _layout(), sampled=_FILE):
         return None
     try:
@@ -135,7 +135,7 @@ def _kept(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
 
 
 def _keep(loaded: LoadedModel, folder: Path) -> Path:
-    """Write the tensors to ``folder`` if there is disk space and the format supports their dtypes."""
+    """Write the tensors to ``folder`` if the disk has room and ``_NAMES`` has their dtypes; return ``folder``."""
     if _has_room(loaded) and all(tensor.dtype in _NAMES for tensor in loaded.tensors.values()):
         with suppress(ArtifactError):  # if it cannot be written, the next start quantises again
             prepare(folder, _layout(), lambda partial: _write(loaded, partial / _FILE), sampled=_FILE)
@@ -185,7 +185,7 @@ def _write(loaded: LoadedModel, file: Path) -> None:
 
 
 def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """Read (tensors by name, record) into an arena; None if a checksum or the layout differs.
+    """Read (tensors by name, record) from ``file`` into an arena; return None if a checksum or the layout differs.
 
     The layout is checked again here, as another process may have replaced the file since ``is_whole``.
     """

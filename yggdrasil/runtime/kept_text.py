@@ -6,12 +6,12 @@ from yggdrasil.runtime.states.snapshots import KeptStates
 
 
 class KeptText:
-    """The committed tokens of a cache. The first ``num_rows`` of them have KV entries, in slots equal to their index.
+    """The committed tokens of a cache, of which the first ``num_rows`` have KV entries, in slots equal to their index.
 
     ``lead`` holds the tokens before ``tokens``. They never have entries: a draft head's cache lacks the first token.
     Code that writes other entries to the cache must call ``forget`` first. Code that times steps at a context length
-    without computing its entries calls ``pretend``. A text with recurrent states can continue only at positions at
-    which they were copied.
+    without computing its entries calls ``pretend``. A text with recurrent states can continue only at its end and at
+    positions at which the states were copied.
     """
 
     def __init__(self, states: KeptStates | None = None) -> None:
@@ -23,7 +23,7 @@ class KeptText:
 
     @property
     def num_kept(self) -> int:
-        """Number of first ``tokens`` whose KV entries a later request may reuse; 0 after ``pretend``."""
+        """Number of tokens, from the first of ``tokens``, whose KV entries a request may reuse; 0 after ``pretend``."""
         return self._place(min(self.num_rows, len(self.tokens))) if self._is_real else 0
 
     @property
@@ -32,15 +32,16 @@ class KeptText:
         return [*self.lead, *self.tokens]
 
     def shared(self, whole: Sequence[int], ahead: int = 0, most: int | None = None) -> int:
-        """Return how many of ``tokens`` can stay for the text ``whole`` (token ids, ``lead`` included).
+        """Return how many tokens, from the first of ``tokens``, a request with the text ``whole`` can reuse.
 
-        They are a common prefix with reusable KV entries, after which recurrent states are known.
+        ``whole`` begins with ``lead`` and these tokens. They have KV entries (but see ``ahead``), and recurrent states
+        after them are available.
 
         Args:
-            whole: the text of the next request.
-            ahead: tokens after the last KV entry that count too, because the caller holds the hidden states to compute
-                theirs.
-            most: limit of the result; None: no limit.
+            whole: token ids of the request's text, ``lead`` included.
+            ahead: number of tokens after the last KV entry that count as well, because the caller holds the hidden
+                states from which it can compute their entries.
+            most: upper limit of the result; None means no limit.
         """
         same = self._same(whole, ahead)
         return self._place(same if most is None else max(0, min(same, most)))
@@ -65,8 +66,8 @@ class KeptText:
         """Set the text to ``lead`` and ``tokens`` (token ids), of which the first ``num_rows`` tokens have KV entries.
 
         Args:
-            num_rows: a result of ``shared``.
-            lead: first tokens that never have entries.
+            num_rows: a result of ``shared``. Copies of recurrent states after more tokens are dropped.
+            lead: the text's tokens before ``tokens``, which never have KV entries.
         """
         if self.states is not None:
             self.states.begin(num_rows)

@@ -7,9 +7,10 @@ from torch import Tensor
 
 
 class LayerRows(Mapping[int, Tensor]):
-    """Mapping from layer to hidden states [len(rows), H] of the ascending ``rows`` of a pass.
+    """Mapping from layer index to that layer's hidden states [len(rows), H] at the ascending ``rows`` of a pass.
 
-    Rows are selected on access: right after a pass, with cold processor caches, every PyTorch call takes 10 us.
+    Rows are selected only on access, since every PyTorch call right after a pass, with cold processor caches, takes 10
+    us.
     """
 
     def __init__(self, layers: Sequence[int], outputs: Sequence[Tensor], rows: Sequence[int]) -> None:

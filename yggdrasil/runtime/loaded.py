@@ -18,17 +18,17 @@ if TYPE_CHECKING:  # native steps never import transformers' models
 class LoadedModel:
     """A model with packed weights and tree attention, from which steps are built."""
 
-    name: str  # as the user gave it, for messages; of a draft head its folder
+    name: str  # the name that the user gave, for messages; for a draft head its folder
     sizes: ModelSizes
-    num_threads: int  # CPU threads of its kernels
+    num_threads: int  # CPU threads of the model's kernels
     dtype: torch.dtype
     device: torch.device
-    tensors: dict[str, Tensor]  # parameters and buffers by name, the weights that steps take
+    tensors: dict[str, Tensor]  # parameters and buffers by name, which steps take as their weights
     formats: dict[str, int]  # GGUF type numbers of quantised layers, by layer name
-    config: Mapping[str, Any]  # the configuration as in config.json; empty for a draft head
-    described: str  # the same as JSON text
-    build: Callable[[], "PreTrainedModel"]  # returns the transformers model, over ``tensors`` unless ``is_described``
-    is_described: bool = False  # whether ``tensors`` are in the layout of native steps, which need no model
+    config: Mapping[str, Any]  # the text model's configuration as in config.json; empty for a draft head
+    described: str  # the whole configuration as JSON text
+    build: Callable[[], "PreTrainedModel"]  # returns the transformers model, for ``model``
+    is_described: bool = False  # whether ``tensors`` have names and layouts that only native steps can read
 
     @cached_property
     def model(self) -> "PreTrainedModel":

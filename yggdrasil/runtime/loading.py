@@ -48,13 +48,13 @@ def load_model(
     Args:
         source: folder, GGUF file or hub id.
         num_threads: threads of the packed layers' kernels.
-        pack: pack linear layers: on a CPU all, on a GPU the quantised ones, and join those of one input.
-        weights: "full"; "file" to read the quantised blocks of a GGUF file or of MXFP4 experts; or a format to which
-            linear layers and embedding are quantised.
+        pack: on a CPU, pack all linear layers; on a GPU, pack the quantised ones and fuse layers of one input.
+        weights: "full" (unquantised); "file" to keep the quantised blocks of a GGUF file or of MXFP4 experts, which
+            means "full" on a GPU without Triton; or a format to which linear layers and embedding are quantised.
 
     Raises:
-        YggdrasilError: the checkpoint is missing, lacks weights or holds others, or the architecture or ``weights`` is
-            unsupported.
+        YggdrasilError: the checkpoint is missing, has missing or unexpected weights, or the architecture or
+            ``weights`` is unsupported.
     """
     found = Source.find(source)
     config = load_config(found)
@@ -135,10 +135,10 @@ def prepare_model(
     """Install tree attention in the transformers model ``model``, in place, and return it as a ``LoadedModel``.
 
     Args:
-        name: for messages.
+        name: the model's name in messages.
         num_threads: threads of the packed layers' kernels.
-        pack: on a CPU, pack the linear layers; on a GPU, join those of one input (``fuse_linears``).
-        quantise: supplies their quantised rows; None: full weights. Only with ``pack``.
+        pack: on a CPU, pack the linear layers; on a GPU, fuse those of one input (``fuse_linears``).
+        quantise: returns a weight's quantised rows; None means full weights. Used only to pack on a CPU.
 
     Raises:
         YggdrasilError: the attention or recurrent layers cannot be replaced, or forward takes no ``position_ids``.

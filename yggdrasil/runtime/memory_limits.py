@@ -1,4 +1,4 @@
-"""Checks whether KV caches fit in memory, and returns freed memory to the system."""
+"""Checks whether KV caches fit in memory, and measures free and used memory."""
 
 import mmap
 from collections.abc import Sequence
@@ -21,10 +21,11 @@ def check_cache_memory(models: Sequence[LoadedModel], max_length: int, capacity:
 
     Args:
         models: at least one, all on one device.
+        max_length: length of the longest text, in tokens.
         capacity: number of slots of each cache.
 
     Raises:
-        YggdrasilError: ``max_length`` is too large.
+        YggdrasilError: a model supports fewer tokens, or the caches do not fit.
     """
     for model in models:
         if max_length > model.max_context:
@@ -35,10 +36,12 @@ def check_cache_memory(models: Sequence[LoadedModel], max_length: int, capacity:
 
 
 def check_caches(models: Sequence[LoadedModel], max_length: int, capacity: int) -> None:
-    """Check that the KV caches of all ``models`` fit in free memory. The arguments are those of ``check_cache_memory``.
+    """Check that the KV caches of all ``models`` fit in free memory.
+
+    The arguments are those of ``check_cache_memory``; ``max_length`` is only for the message.
 
     Raises:
-        YggdrasilError: they do not.
+        YggdrasilError: the caches do not fit.
     """
     needed = sum(cache_bytes(model, capacity) for model in models)
     left = free_bytes(models[0].device)
@@ -50,9 +53,9 @@ def check_caches(models: Sequence[LoadedModel], max_length: int, capacity: int) 
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Return the bytes of free memory of a GPU, or of the machine for a CPU; None if unknown.
+    """Return the free memory in bytes of a GPU, or of the machine if ``device`` is a CPU; None if unknown.
 
-    What PyTorch holds of a GPU's memory for later tensors counts as free.
+    GPU memory that PyTorch's allocator has reserved but no tensor uses counts as free.
     """
     if device.type == "cuda":
         held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -61,17 +64,17 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def total_card_bytes() -> int | None:
-    """Return the bytes of memory of the GPU, used or not; None without one."""
+    """Return the total memory of the first GPU in bytes; None without a GPU."""
     return int(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else None
 
 
 def cache_bytes(model: LoadedModel, capacity: int) -> int:
-    """Return the bytes of a model's KV cache of ``capacity`` slots, and of its recurrent states with their copies."""
+    """Return the bytes of a model's KV cache of ``capacity`` slots plus its recurrent states with their copies."""
     return kv_bytes(model.sizes, model.dtype, capacity)
 
 
 def kv_bytes(sizes: ModelSizes, dtype: torch.dtype, capacity: int) -> int:
-    """Return what ``cache_bytes`` does, for a model of ``sizes`` that computes in ``dtype``."""
+    """Return the same sum as ``cache_bytes`` for a model of ``sizes`` whose KV cache is of ``dtype``."""
     elements = sum(2 * heads * size * capacity for heads, size in sizes.key_heads)
     recurrence = sizes.recurrence
     states = 0 if recurrence is None else 4 * recurrence.state_size * len(recurrence.layers)  # float32

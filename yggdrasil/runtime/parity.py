@@ -1,7 +1,7 @@
 """Measures how logits of wide passes differ from width-1 decoding, and derives the tolerance of ``exactness="strict"``.
 
-Kernels may sum in another order for another number of rows, so logits differ in their last bits. If two tokens are
-nearly tied, the argmax flips. Dims: P positions, V vocabulary.
+Kernels may sum in a different order for a different number of rows, so logits differ in their last bits. If two tokens
+are nearly tied, the argmax can flip. Dims: P positions, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -23,12 +23,12 @@ class Mismatch:
     """A position at which the argmax of a wide pass differs from that of a width-1 pass."""
 
     prompt: str
-    position: int  # in the generated text
+    position: int  # index in the generated text
     width: int
     expected: int  # argmax token of the width-1 pass
     found: int  # argmax token of the wide pass
-    expected_margin: float  # logits, in the width-1 pass
-    found_margin: float
+    expected_margin: float  # difference of the two largest logits in the width-1 pass
+    found_margin: float  # difference of the two largest logits in the wide pass
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class WidthParity:
     """Comparison of passes of one width (number of rows) with passes of width 1."""
 
     width: int
-    positions: int
+    positions: int  # number of positions compared
     flips: int  # positions with a different argmax
-    largest_flip_margin: float  # logits; the largest margin, in either pass, of a position that flipped
-    largest_difference: float  # logits, among the top tokens of a position
-    mean_difference: float  # logits, of the largest difference at each position
+    largest_flip_margin: float  # in logits: the largest margin in either pass at a flipped position; 0 without flips
+    largest_difference: float  # in logits: the largest difference at any position among its top tokens
+    mean_difference: float  # in logits: the mean over positions of the largest difference among the top tokens
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class LayerDivergence:
 
     layer: int
     largest_difference: float
-    relative: float  # to the largest absolute value of the states
+    relative: float  # ``largest_difference`` over the largest absolute hidden state of the width-1 pass
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,16 @@ class ParityReport:
     dtype: str
     kernels: str  # native or portable
     threads: int
-    prompts: int
+    prompts: int  # number of prompts
     widths: list[WidthParity]
-    tolerance: float  # logits; an argmax with a larger margin is the same at every width
-    worst: list[LayerDivergence] = field(default_factory=list)  # empty if all logits are bitwise equal
-    worst_position: str = ""
+    tolerance: float  # in logits: an argmax with a larger margin is the same at every width
+    worst: list[LayerDivergence] = field(default_factory=list)  # by layer; empty if all logits are bitwise equal
+    worst_position: str = ""  # names the text, token and width to which ``worst`` refers
 
     def save(self, folder: Path) -> Path:
-        """Write the parity report as a YAML file to ``folder``, and return the file's path. An older file is replaced.
+        """Write the parity report as a YAML file to ``folder``, and return the file's path.
+
+        An older report of the same dtype is replaced.
 
         Raises:
             ArtifactError: the file cannot be written.
@@ -81,7 +83,7 @@ class ParityReport:
         """Read the parity report of a dtype ("bfloat16" or "float32") from ``folder``.
 
         Raises:
-            ArtifactError: it is missing or damaged.
+            ArtifactError: the report is missing or damaged.
         """
         path = _file(folder, dtype)
         return parse_dataclass(cls, read_yaml(path, KIND, SCHEMA_VERSION), str(path))
@@ -91,7 +93,7 @@ def read_tolerance(folder: Path, dtype: str) -> float | None:
     """Return the margin in logits above which an argmax is the same at every width; None without a parity report.
 
     Args:
-        folder: has the report.
+        folder: folder with the parity report.
         dtype: "bfloat16" or "float32".
 
     Raises:
@@ -107,8 +109,10 @@ def _file(folder: Path, dtype: str) -> Path:
 def differences(reference: Tensor, found: Tensor) -> Tensor:
     """Return the largest absolute difference of two passes' logits at each position, [P], over the likeliest tokens.
 
+    Only tokens that are among the 16 likeliest of the position in either pass are compared.
+
     Args:
-        reference, found: logits [P, V] of the two. Tokens are compared that are among the 16 likeliest in either.
+        reference, found: logits [P, V] of the two passes.
     """
     reference, found = reference.float(), found.float()
     count = min(_CONTENDERS, reference.shape[1])
@@ -126,10 +130,10 @@ def mismatches(prompt: str, width: int, reference: Tensor, found: Tensor) -> lis
     """Return one ``Mismatch`` for each position whose argmax tokens differ between two kinds of passes, in order.
 
     Args:
-        prompt: its id.
-        width: rows of the passes that gave ``found``.
+        prompt: the prompt's id.
+        width: number of rows of the wide passes.
         reference: logits [P, V] of width-1 passes.
-        found: logits [P, V].
+        found: logits [P, V] of the wide passes.
     """
     expected, chosen = reference.argmax(1), found.argmax(1)
     leads = margins(reference), margins(found)
@@ -143,7 +147,7 @@ def summarise_width(width: int, distances: Tensor, flips: Sequence[Mismatch]) ->
     """Return the summary of the comparison of passes of ``width`` rows with width-1 passes.
 
     Args:
-        distances: [P], at least one, the result of ``differences``.
+        distances: [P], the result of ``differences``; P must be at least 1.
         flips: the result of ``mismatches``.
     """
     lost = max((max(flip.expected_margin, flip.found_margin) for flip in flips), default=0.0)
@@ -153,7 +157,7 @@ def summarise_width(width: int, distances: Tensor, flips: Sequence[Mismatch]) ->
 def tolerance_of(widths: Sequence[WidthParity]) -> float:
     """Return the margin in logits above which no width flips the argmax: three times the largest difference measured.
 
-    A flip takes twice the largest difference of all ``widths``; the rest is a margin for texts that were not measured.
-    0 without widths.
+    An argmax can flip only if its margin is at most twice the largest difference. The factor 1.5 allows for texts that
+    were not measured. The result is 0 if ``widths`` is empty.
     """
     return 2 * _SAFETY * max((width.largest_difference for width in widths), default=0.0)

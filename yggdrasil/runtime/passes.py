@@ -1,6 +1,4 @@
-"""One pass of a model: inputs that the host writes, the call, its steps and result, and results that the host reads.
-
-Logits and argmax tokens are computed on access.
+"""Protocols of a model's pass and of steps that contain it, the pass's result, and transfers between host and device.
 
 Dims: W rows of the pass, R rows whose logits are requested, V vocabulary, H hidden size.
 """
@@ -14,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-HEAD_INPUT = -1  # number of the LM head's input in ``ModelCall.hidden_layers``
+HEAD_INPUT = -1  # index in ``ModelCall.hidden_layers`` that stands for the input of the LM head
 
 Call = TypeVar("Call")
 
@@ -26,17 +24,17 @@ class Head(Protocol):
         """Return the logits [R, V] of hidden states ``rows`` [R, H]."""
 
     def best(self, rows: Tensor, logits: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the largest logit and its token for each of the hidden states ``rows`` [R, H], [R] and [R] int64.
+        """Return (largest logit [R], its token [R] int64) of each row of the hidden states ``rows`` [R, H].
 
-        The first token of equal logits is taken, and NaN counts as largest.
+        Of equal logits the first token is taken. NaN counts as the largest logit.
 
         Args:
-            logits: [R, V] of the rows if they are already computed, else None.
+            logits: the rows' logits [R, V] if they are already computed, else None.
         """
 
 
 class Forward:
-    """Result of one pass; unpacks as (logits, hidden, layers)."""
+    """Result of one pass; unpacks as (logits, hidden, layers). Logits and argmax tokens are computed on access."""
 
     def __init__(self, hidden: Tensor, layers: list[Tensor], head: Head) -> None:
         self.hidden = hidden  # [R, H], the input of the LM head
@@ -49,7 +47,7 @@ class Forward:
         return self._head.logits(self.hidden)
 
     def best_tokens(self) -> tuple[Tensor, Tensor]:
-        """Return each requested row's largest logit, [R], and its token, [R] int64, if possible without all logits."""
+        """Return (largest logit [R], its token [R] int64) of the requested rows, if possible without all logits."""
         return self._head.best(self.hidden, self.__dict__.get("logits"))
 
     def __iter__(self) -> "Iterator[Tensor | list[Tensor]]":
@@ -57,9 +55,9 @@ class Forward:
 
 
 class ModelCall(Protocol):
-    """Protocol of one pass of a model, with weights and caches as arguments; every step contains one."""
+    """Protocol of a callable that runs one pass of a model, with weights and caches as arguments."""
 
-    vocab_size: int
+    vocab_size: int  # number of logits of a row
     hidden_layers: tuple[int, ...]  # indices of the layers whose outputs a pass returns
 
     def __call__(
@@ -72,14 +70,15 @@ class ModelCall(Protocol):
         offsets: Tensor,
         rows: Tensor | None = None,
     ) -> Forward:
-        """Run the model.
+        """Run the model on the W rows of a pass.
 
         Args:
             weights: the model's tensors, in the order of ``LoadedModel.tensors``.
             caches: the cache's tensors (``StaticCache.tensors``), which are written in place.
             tokens: [W] int64.
             positions: [W] int64.
-            tree_mask: [W, T] bool; which of the T slots from ``offsets[0]`` on each row sees.
+            tree_mask: [W, T] bool; entry (w, t) says whether row w sees slot ``offsets[0]`` + t. Rows see all earlier
+                slots.
             offsets: [2] int64: context length, first slot written.
             rows: [R] int64, rows whose logits are requested; None for all.
         """
@@ -89,11 +88,11 @@ class StepModule(nn.Module):
     """The computation of a step: ``forward(weights, caches, *inputs)``."""
 
     def decoder_layers(self) -> Sequence[nn.Module]:
-        """Return the decoder layers that can be compiled separately: none, so that the step is compiled as a whole."""
+        """Return the decoder layers that can be compiled separately; here none, so the step is compiled as a whole."""
         return ()
 
     def tracing(self) -> AbstractContextManager[object]:
-        """Return the context manager under which the step and its layers must be traced, here one without effect."""
+        """Return the context manager under which the step and its layers must be traced; here it does nothing."""
         return nullcontext()
 
 
@@ -150,7 +149,7 @@ def fitting(widths: Sequence[int], count: int) -> int:
     """Return the smallest of ``widths`` (ascending numbers of rows) that has room for ``count`` rows.
 
     Raises:
-        AssertionError: none has.
+        AssertionError: ``count`` is larger than the last of ``widths``.
     """
     assert count <= widths[-1], f"{count} rows, and steps of {list(widths)}"
     return fitting_or_widest(widths, count)
@@ -164,8 +163,9 @@ def fitting_or_widest(widths: Sequence[int], count: int) -> int:
 class HostBuffer:
     """An int64 tensor [size] on ``device`` (``tensor``), which the host writes between steps.
 
-    On a CPU the write goes straight to its memory; elsewhere it is staged in pinned memory and copied asynchronously.
-    Copies wait for the device's earlier work, so there are several stages: the host writes ahead without waiting.
+    On a CPU ``write`` sets the tensor's memory directly; on a GPU it fills a staging buffer in pinned memory and starts
+    an asynchronous copy. A copy waits for the device's earlier work, so there are 4 staging buffers: the host waits
+    only if 4 copies are unfinished.
     """
 
     _STAGES = 4
@@ -211,7 +211,7 @@ class HostView:
         return self._tensor.numpy(force=True) if self._view is None else self._view
 
     def write(self, values: npt.NDArray[Any]) -> None:
-        """Overwrite all entries of the tensor with ``values``, of the same shape."""
+        """Overwrite all entries of the tensor with ``values``, an array of the same shape."""
         if self._view is None:
             self._tensor.copy_(torch.from_numpy(values))
         else:
@@ -226,7 +226,7 @@ class HostCopies:
         self._staged: dict[tuple[torch.Size, torch.dtype, int], Tensor] = {}
 
     def read(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return copies of ``tensors`` on the host, after waiting for the device. Later calls do not overwrite them."""
+        """Return copies of ``tensors`` on the host, which later calls do not overwrite; waits for the device."""
         if self._is_cpu:
             return [tensor.clone() for tensor in tensors]
         staged = [self._staging(tensor, number) for number, tensor in enumerate(tensors)]
@@ -254,7 +254,7 @@ class Readback:
         self._copied = torch.cuda.Event() if is_cuda else None
 
     def begin(self, values: Tensor) -> None:
-        """Start an asynchronous copy of ``values`` [n] int64 to the host. n is at most the buffer's size."""
+        """Start an asynchronous copy of ``values`` [n] int64 to the host; n must be at most the constructor's size."""
         self._host[: values.numel()].copy_(values, non_blocking=True)
         if self._copied is not None:
             self._copied.record()
@@ -262,16 +262,16 @@ class Readback:
     def wait(self, size: int) -> Tensor:
         """Wait for the last copy, and return its first ``size`` values, int64 on the host.
 
-        The next copy overwrites them.
+        The next copy overwrites the returned tensor.
         """
         if self._copied is not None:
             self._copied.synchronize()
         return self._host[:size]
 
     def read(self, values: Tensor) -> Tensor:
-        """Copy ``values`` [n] int64 from the device, wait, and return them on the host.
+        """Copy ``values`` [n] int64 from the device to the host, wait, and return the copy.
 
-        The next copy overwrites them.
+        The next copy overwrites the returned tensor.
         """
         self.begin(values)
         return self.wait(values.numel())

@@ -1,4 +1,4 @@
-"""A loaded model with its cache and compiled steps, and the functions that move accepted rows of a cache."""
+"""A loaded model with its cache and compiled steps, and functions that move KV entries of accepted rows in a cache."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -21,14 +21,13 @@ from yggdrasil.runtime.traced import TracedCall
 
 Move = Callable[[Sequence[int], int], None]
 
-_SMALL_SHARE = 0.01  # bytes of a text's rows over those of the weights, up to which small pages are used
+_SMALL_SHARE = 0.01  # largest ratio of a text's cache bytes to the weights' bytes at which small pages stay in use
 
 
 class ModelRunner:
     """One model, its static KV cache, and its steps (calls with a fixed number of rows) by (name, width).
 
-    With a ``recorder`` (backend "cudagraph"), steps are parts of CUDA graphs; ``captured`` returns the graph of some
-    steps.
+    With a ``recorder`` (backend "cudagraph"), steps run as parts of CUDA graphs, which ``captured`` returns.
     """
 
     def __init__(
@@ -47,11 +46,12 @@ class ModelRunner:
 
         Args:
             capacity: slots of the cache.
-            vocab_size: number of logits of a pass; the target's may be padded.
-            backend: how steps run; "native" falls back to another backend for models that it does not cover.
-            hidden_layers: layers whose outputs a pass returns.
-            widest: maximum rows of a pass over recurrent layers, ``capacity`` by default.
-            is_sparse: the cache uses small pages until ``prepare_cache`` is called with a long text.
+            vocab_size: number of logits of a row, which may include padding of the vocabulary.
+            backend: how steps run; "native" falls back to another backend for models that native steps do not cover.
+            hidden_layers: indices of layers whose outputs a pass returns; -1 stands for the LM head's input.
+            recorder: records steps as CUDA graphs; None calls the steps directly.
+            widest: maximum number of rows of a pass over recurrent layers; None means ``capacity``.
+            is_sparse: use small memory pages until ``prepare_cache`` is called with a long text.
         """
         self.loaded = loaded
         self.recorder = recorder
@@ -82,9 +82,9 @@ class ModelRunner:
             self.cache.use_huge_pages()
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Count ``rows`` of the last pass as committed, and update recurrent states by them.
+        """Count ``rows`` of the last pass as committed, and apply their updates to the recurrent states.
 
-        Their keys and values must already be in the slots after the committed ones.
+        The caller must already have moved the rows' keys and values to the slots after the committed text.
 
         Args:
             rows: row indices of the pass along a path of the tree, the root's first.
@@ -94,9 +94,9 @@ class ModelRunner:
         self.text.num_rows += len(rows)
 
     def keep_captured(self, start: Tensor, rows: Tensor, count: Tensor) -> None:
-        """Update recurrent states by the accepted rows of a pass, as a part of the pass's CUDA graph.
+        """Apply the updates of a pass's accepted rows to the recurrent states, as a part of the pass's CUDA graph.
 
-        Keys and values must be moved already. ``note_kept`` must follow outside the graph.
+        The rows' keys and values must have been moved before. After the graph, the caller must call ``note_kept``.
 
         Args:
             start: [1] int64, number of committed tokens before the pass.
@@ -108,28 +108,28 @@ class ModelRunner:
     def note_launch(self) -> None:
         """Mark the recurrent states as being updated, before a CUDA graph that commits rows is launched.
 
-        ``note_kept`` follows when the graph has ended.
+        After the graph has ended, the caller must call ``note_kept``.
         """
         if self.states is not None:
             self.states.mark_updating()
 
     def note_kept(self, num_rows: int) -> None:
-        """Add ``num_rows``, the rows that a CUDA graph has committed, to the number of cached tokens."""
+        """Add ``num_rows``, the number of rows that a CUDA graph has committed, to the number of cached tokens."""
         self.text.num_rows += num_rows
         if self.states is not None:
             self.states.mark_updated(self.text.num_rows)
 
     def read(self, tokens: Tensor, most: int) -> Iterator[Forward]:
-        """Run a new text ``tokens`` [N] int64 in eager passes of at most ``most`` rows; yield each one's result.
+        """Run a new text ``tokens`` [N] int64 in eager passes of at most ``most`` rows; yield the result of each pass.
 
-        The text in the cache is dropped before and after.
+        The text in the cache is dropped before the first and after the last pass.
         """
         self.text.forget()
         yield from self.extend(tokens, most)
         self.text.forget()
 
     def extend(self, tokens: Tensor, most: int) -> Iterator[Forward]:
-        """Append ``tokens`` [N] int64 to the text in eager passes of at most ``most`` rows; yield each one's result.
+        """Append ``tokens`` [N] int64 to the text in eager passes of at most ``most`` rows; yield each pass's result.
 
         A pass's rows are committed when the next result is requested.
         """
@@ -141,9 +141,9 @@ class ModelRunner:
             self.keep(range(len(chunk)))
 
     def call_reading(self, hidden_layers: Sequence[int]) -> ModelCall:
-        """Return a call of this model over the same weights and cache that returns the outputs of ``hidden_layers``.
+        """Return a ``ModelCall`` over this runner's weights and cache whose passes return outputs of ``hidden_layers``.
 
-        These are indices of layers; -1 is the LM head's input.
+        ``hidden_layers`` are indices of layers; -1 stands for the LM head's input.
         """
         if self.backend == "native":
             native = native_call(self.loaded, self.cache, self.call.vocab_size, hidden_layers)
@@ -154,10 +154,10 @@ class ModelRunner:
     def define(self, name: str, width: int, module: StepModule, inputs: Sequence[Tensor]) -> None:
         """Declare the step ``name`` of ``width`` rows, which runs ``module(weights, caches, *inputs)``.
 
-        The step is built by ``complete`` or its first use.
+        The step is built by ``complete`` or at its first use.
 
         Args:
-            inputs: fixed tensors, whose values change between calls.
+            inputs: tensors that every call reads; only their values change between calls.
         """
         assert (name, width) not in self._defined, f"the step {name} of width {width} is defined already"
         self._defined[name, width] = module, self.arguments(inputs)
@@ -172,10 +172,11 @@ class ModelRunner:
     def step(self, name: str, width: int) -> Step:
         """Return the step ``name`` of ``width`` rows: a function without arguments that returns its outputs.
 
-        It is built first if necessary.
+        The step is built first if necessary.
 
         Raises:
-            YggdrasilError: it is not built, and ``complete`` was called.
+            YggdrasilError: the step is not built, and ``complete`` was called before.
+            KeyError: the step was not declared by ``define``.
         """
         found = self._steps.get((name, width))
         if found is None:
@@ -207,7 +208,7 @@ class ModelRunner:
         """Build all declared steps that are not built; later, ``step`` raises YggdrasilError for any other.
 
         Args:
-            report: receives the fraction done, 0 to 1.
+            report: called after each step with the fraction of steps that are built; the last is 1.
         """
         for number, step in enumerate(self._defined, start=1):
             if step not in self._steps:
@@ -216,14 +217,14 @@ class ModelRunner:
         self._is_complete = True
 
     def complete_again(self) -> None:
-        """If ``complete`` was called, build the steps that were declared since."""
+        """If ``complete`` was called, build the steps that were declared after that call."""
         if self._is_complete:
             self.complete()
 
     def launch(self, *steps: tuple[str, int]) -> Sequence[Tensor]:
         """Run steps, each given as (name, width), one after another, and return the outputs of the last one.
 
-        With the backend "cudagraph" they are one CUDA graph, whose next launch overwrites the outputs.
+        With a recorder, the steps are one CUDA graph, and the next launch of this graph overwrites the outputs.
         """
         if self.recorder is not None:
             return self.captured(*steps)()
@@ -235,8 +236,9 @@ class ModelRunner:
     def captured(self, *steps: tuple[str, int]) -> Capture:
         """Return the CUDA graph of ``steps``, each given as (name, width), that run one after another.
 
-        Its first call runs them, its second records the graph and replays it, as do later calls. Its outputs are those
-        of the last step. Calls with equal steps return the same object.
+        The first call of the returned object runs the steps, the second records and replays the graph, and later calls
+        replay it. Each call returns the outputs of the last step. Equal ``steps`` give the same object. The runner must
+        have a recorder.
         """
         found = self._captures.get(steps)
         if found is None:
@@ -267,11 +269,12 @@ def _eager(module: nn.Module, inputs: Sequence[Tensor | list[Tensor]]) -> Sequen
 def row_mover(cache: StaticCache, recorder: Recorder | None = None, max_rows: int = 1) -> Move:
     """Return a function (source slots, destination slot) that moves KV entries within ``cache``.
 
-    The entries move to consecutive slots; source slots must ascend.
+    The entries move to consecutive slots from the destination slot on. The source slots must ascend.
 
     Args:
-        recorder: the move is one launch of a CUDA graph; None: one C call with the native library, else PyTorch.
-        max_rows: the most rows of one move; only with a ``recorder``.
+        recorder: makes each move one launch of a CUDA graph. None means one C call on a CPU with the native library,
+            else PyTorch operators.
+        max_rows: the most entries of one move; used only with a ``recorder``.
     """
     if recorder is not None:
         return CapturedMover(cache, recorder, max_rows)
@@ -280,7 +283,7 @@ def row_mover(cache: StaticCache, recorder: Recorder | None = None, max_rows: in
 
 
 class CapturedMover:
-    """Function that moves KV entries within a cache by one launch of a CUDA graph, of at most ``most`` rows."""
+    """Callable that moves at most ``most`` KV entries within a cache by one launch of a CUDA graph."""
 
     def __init__(self, cache: StaticCache, recorder: Recorder, most: int) -> None:
         device = cache.keys[0].device
@@ -293,7 +296,7 @@ class CapturedMover:
         self.capture()
 
     def write(self, sources: Sequence[int], destination: int) -> None:
-        """Set the KV entries that the next ``move`` moves, from slots ``sources`` to those from ``destination`` on.
+        """Set which KV entries the next ``move`` moves: from slots ``sources`` to slots from ``destination`` on.
 
         ``sources`` must ascend.
         """
@@ -309,7 +312,7 @@ class CapturedMover:
 
 
 class _NativeMover:
-    """Move rows with a direct C call; the cache's tensors are registered once, at construction."""
+    """Callable that moves KV entries by a direct C call; the cache's tensors are registered once, at construction."""
 
     def __init__(self, cache: StaticCache) -> None:
         self._mail = Mailbox(2 + cache.capacity)

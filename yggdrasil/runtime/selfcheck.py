@@ -5,12 +5,12 @@ rounding of quantised or bfloat16 weights cannot cause a false alarm:
 
 1. The model runs with its own mask, positions and eager attention. In every layer, tree attention gets the same
    queries, keys and values, and both outputs are computed in float32 and compared.
-2. The model runs as in decoding: a pass reads the first half of the text, which is committed, and another one verifies
-   a tree, in which every token of the second half has a sibling. Every layer's attention returns its output of pass 1,
-   and every layer's output is replaced by that of pass 1. So queries, keys and values, and outputs of layers, must
-   equal those of pass 1; if they do not, positions, a recurrent layer or another part of the step are wrong.
+2. The model runs as in decoding: a pass reads the first half of the text, which is committed, and a second pass
+   verifies a tree, in which every token of the second half has a sibling. Every layer's attention returns its output of
+   pass 1, and every layer's output is replaced by its output of pass 1. So queries, keys and values, and outputs of
+   layers, must be those of pass 1; if they are not, positions, a recurrent layer or another part of the step are wrong.
 
-Rounding may make a router choose another expert for some rows. So of a mixture, pass 2 compares the median row.
+Rounding may make a router choose another expert for some rows. So for a mixture, pass 2 compares only the median row.
 
 Dims: T tokens of the text, W rows of a pass.
 """
@@ -37,9 +37,9 @@ from yggdrasil.runtime.traced import TracedCall, decoder_layers
 
 _CHECKED_NAME = "yggdrasil_selfcheck"
 _NUM_TOKENS = 24  # length of the default text
-_TOLERANCE = 2e-3  # fraction of the reference's range, in float32
-_STEP_TOLERANCE = {torch.float32: 2e-3}  # of pass 2, by the model's dtype; others 2e-2
-_ROUNDINGS = 4  # of a layer's output in pass 2, each of the dtype's precision
+_TOLERANCE = 2e-3  # of pass 1, in float32: largest difference as a fraction of the reference's range
+_STEP_TOLERANCE = {torch.float32: 2e-3}  # of pass 2, by the model's dtype; 2e-2 for other dtypes
+_ROUNDINGS = 4  # rounding errors of a layer's output that pass 2 tolerates, each of the dtype's precision
 _TERMS = ("scaling", "sliding_window", "softcap")  # arguments of the attention that the message lists
 
 
@@ -50,10 +50,10 @@ class _Differs(Exception):
 class _Part(NamedTuple):
     """One pass of decoding over a part of the text. Every row is a token of the text or a sibling of one."""
 
-    start: int  # tokens of the text before the pass
-    rows: Tensor  # [W] int64, the token of the text at the row's position
-    is_sibling: Tensor  # [W] bool
-    mask: Tensor  # [W, W] bool
+    start: int  # number of tokens of the text before the pass
+    rows: Tensor  # [W] int64, index in the text of the token at the row's position
+    is_sibling: Tensor  # [W] bool, whether the row is a sibling of this token
+    mask: Tensor  # [W, W] bool, whether a row sees another
 
 
 @dataclass
@@ -80,8 +80,8 @@ class _Record:
     def compare(self, what: str, found: Tensor, expected: Tensor, before: Tensor | None = None) -> None:
         """Compare rows [W, ...] of a tree pass with those of the model's own pass, ``expected`` [T, ...], by token.
 
-        Raises ``_Differs`` if they differ. Siblings are left out. With ``before`` [T, ...], a layer's inputs, what the
-        layer added to them is compared. ``what`` names the rows in the message.
+        Raises ``_Differs`` if they differ. Siblings are not compared. If ``before`` [T, ...] is given, a layer's
+        inputs, the differences of outputs and inputs are compared. ``what`` names the rows in the message.
         """
         assert self.part is not None
         is_own = ~self.part.is_sibling
@@ -101,7 +101,8 @@ class _Record:
 def check_tree_attention(loaded: LoadedModel, tokens: Sequence[int] | None = None) -> None:
     """Check that a model computes the same with tree attention as with its own attention, layer by layer.
 
-    ``tokens`` are the ids of a short text; None: 24 ids spread over the vocabulary.
+    ``tokens`` are the ids of a short text; None or an empty text means 24 ids spread over the vocabulary. Afterwards
+    the model's attention implementation is tree attention.
 
     Raises:
         YggdrasilError: tree attention differs (the message has the layer), the model cannot run as in a decode step, or
@@ -133,7 +134,7 @@ def check_tree_attention(loaded: LoadedModel, tokens: Sequence[int] | None = Non
 
 
 def _spread_ids(vocab_size: int) -> list[int]:
-    """Return ids spread over the vocabulary, whose first ids often are tokens that occur in no text."""
+    """Return 24 ids spread evenly over the vocabulary, since its lowest ids are often tokens that occur in no text."""
     return [(2 * index + 1) * vocab_size // (2 * _NUM_TOKENS) for index in range(_NUM_TOKENS)]
 
 
@@ -196,7 +197,7 @@ def _read_in_parts(ids: Tensor, record: _Record, expected: Tensor) -> None:
 
 
 def _run(tokens: Tensor, cache: StaticCache, record: _Record) -> Tensor:
-    """Run one part with positions, mask and cache as in a decode step; return its logits [W, V]."""
+    """Run the part ``record.part`` with positions, mask and cache as in a decode step; return its logits [W, V]."""
     loaded, part = record.loaded, record.part
     assert part is not None
     offsets = torch.full((2,), part.start, device=loaded.device)
@@ -223,7 +224,7 @@ def _checked_attention(
 ) -> tuple[Tensor, None]:
     """In pass 1, run the model's own attention and compare tree attention with it; in pass 2, compare the inputs.
 
-    Both passes return the output of the model's own attention in pass 1; a sibling's is that of its token.
+    Both passes return the outputs of the model's own attention in pass 1; a sibling gets the output of its token.
     """
     if selfcheck is None:
         raise TypeError("its layers pass no keyword arguments on to the attention function")
@@ -248,7 +249,7 @@ def _checked_attention(
 
 
 def _replay(module: nn.Module, inputs: Sequence[Tensor], record: _Record, step_cache: StepCache | None) -> Tensor:
-    """Compare queries, keys and values of a layer with those of pass 1; return its output there [1, W, Hq, D]."""
+    """Compare a layer's queries, keys and values with those of pass 1; return its output in pass 1, [1, W, Hq, D]."""
     assert record.part is not None
     before = record.layers[record.num_replayed]
     if before.index != module.layer_idx:
@@ -290,7 +291,7 @@ def _eager_attention_of(module: nn.Module) -> Callable[..., tuple[Tensor, Any]]:
 
 
 def _compare(what: str, found: Tensor, expected: Tensor, tolerance: float, *, is_mixture: bool = False) -> None:
-    """Raise ``_Differs`` if the worst row, of a mixture the median, differs by ``tolerance`` times the range."""
+    """Raise ``_Differs`` if the worst row (for a mixture, the median row) differs by over ``tolerance`` * the range."""
     if found.shape != expected.shape:
         raise _Differs(f"{what} have the shape {list(found.shape)}, not {list(expected.shape)}")
     found, expected = found.float(), expected.float()

@@ -29,7 +29,7 @@ def shared_model(
 ) -> LoadedModel:
     """Return the model that this process has already loaded from the same files with the same options, or load it.
 
-    A model is shared as long as a caller uses it. The arguments are those of ``open_model``.
+    A loaded model is shared as long as any caller holds a reference to it. The arguments are those of ``open_model``.
 
     Raises:
         YggdrasilError: the model cannot be loaded.
@@ -45,7 +45,7 @@ def shared_model(
 
 
 def is_shared(source: Source, dtype: torch.dtype, device: torch.device, num_threads: int, weights: Weights) -> bool:
-    """Return whether ``shared_model`` would return a model that is loaded already, for native steps or others."""
+    """Return whether ``shared_model`` has a loaded model for these arguments, with ``is_described`` True or False."""
     return any(_key(source, dtype, device, num_threads, weights, is_described=each) in _open for each in (True, False))
 
 

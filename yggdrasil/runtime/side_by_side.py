@@ -1,7 +1,7 @@
 """Batched generation of texts of unequal length without padding, each with its own KV cache.
 
-A pass takes one more token for each of the first M texts, and whole prompts for the texts after them, concatenated to N
-tokens; only attention treats them separately. Models with recurrent layers, attention sinks or chunked attention
+A pass runs one more token of each of the first M texts and the whole prompts of the texts after them, concatenated to N
+tokens; only attention treats the texts separately. Models with recurrent layers, attention sinks or chunked attention
 process one text after the other.
 
 Dims: R texts, M texts that continue, S slots of a text, N tokens of a pass, Hq and Hkv heads, D head size.
@@ -56,10 +56,12 @@ class Rows:
     def read(self, tokens: Sequence[int], lengths: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
         """Run one pass over a batch: append a token to each running text, and prefill prompts as further texts.
 
+        More than ``num_rows`` texts, or a text of more than ``capacity`` tokens, raise AssertionError.
+
         Args:
             tokens: ``tokens[i]`` is appended to text i.
-            lengths: ``lengths[i]`` is the number of tokens of text i before that.
-            prompts: token ids; ``prompts[j]`` becomes text len(tokens) + j and replaces its content.
+            lengths: ``lengths[i]`` is the number of tokens of text i before the pass.
+            prompts: token ids; ``prompts[j]`` replaces text len(tokens) + j.
 
         Returns:
             Logits [len(tokens) + len(prompts), V] after each text's last token, in the order of the texts.
@@ -70,7 +72,7 @@ class Rows:
     def can_read(self) -> bool:
         """Return whether all layers of the model support batching: none has attention sinks or chunked attention.
 
-        A pass over one token tries it, and overwrites the first text's cache.
+        A pass over one token finds this out, and overwrites the first text's KV cache.
         """
         try:
             self._pass([], [], [[0]])
@@ -87,7 +89,7 @@ class Rows:
         try:
             output = model(
                 torch.tensor([line], device=self._device), position_ids=self._places[None],
-                attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self._device),  # ours are with the rows
+                attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self._device),  # unused
                 use_cache=False, side_by_side=self,
             )  # fmt: skip
         finally:
@@ -101,7 +103,7 @@ class Rows:
         assert max([*lengths, *(length - 1 for length in prompts)]) < self.capacity
         rows, places = list(range(len(lengths))), list(lengths)
         self._parts, self._layers_attended = [], 0
-        if lengths:  # a text each
+        if lengths:  # one token of each running text
             self._parts.append(_Part(slice(0, len(rows)), slice(0, len(rows)), self._indices(lengths) + 1))
         for row, length in enumerate(prompts, start=len(lengths)):
             tokens = slice(len(rows), len(rows) + length)
@@ -119,12 +121,12 @@ class Rows:
         """Store a pass's keys and values in one layer's cache, and return the attention of each token to its own text.
 
         Args:
-            layer: its index.
+            layer: the layer's index.
             query: [N, Hq, D] of all tokens of the pass.
             key, value: [N, Hkv, D].
             scale: factor of the scores.
-            window: the most last keys that a token sees; 0: all.
-            softcap: bound of scores as in Gemma 2; 0: no bound.
+            window: number of last keys that a token sees; 0 means all.
+            softcap: bound of the scores by tanh as in Gemma 2; 0 means no bound.
 
         Returns:
             Outputs [N, Hq, D].
@@ -158,8 +160,8 @@ class OneRow:
     def read(self, tokens: Sequence[int], lengths: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
         """Run one text, and return the logits [1, V] after its last token.
 
-        The parameters are those of ``Rows.read`` for a batch of one: ``prompts[0]`` replaces the text, or ``tokens[0]``
-        is appended to it, whose length is ``lengths[0]``.
+        The parameters are those of ``Rows.read`` for a batch of one: either ``prompts[0]`` replaces the text, or
+        ``tokens[0]`` is appended to the text, of which ``lengths[0]`` must be the length.
         """
         assert len(tokens) + len(prompts) == 1
         if prompts:
@@ -205,13 +207,13 @@ def side_by_side_attention(  # noqa: PLR0913  (the signature is transformers')
     Args:
         query: [1, Hq, N, D].
         key, value: [1, Hkv, N, D].
-        side_by_side: the texts' caches; None: a step calls the model, and tree attention runs.
+        side_by_side: the texts' KV caches; None means that a step calls the model, so that tree attention runs.
 
     Returns:
         (Outputs [1, N, Hq, D of ``value``], None)
 
     Raises:
-        YggdrasilError: an argument is given that this attention does not compute.
+        YggdrasilError: ``extra`` has an argument that this attention does not support.
     """
     if side_by_side is None:
         given = query, key, value, attention_mask, scaling, sliding_window, softcap, s_aux

@@ -11,11 +11,10 @@ from yggdrasil.runtime.states.buffers import parents_of
 
 
 class StepCache(Cache):
-    """The cache object of a transformers model; ``update`` returns new keys and values unchanged.
+    """The cache object that a step passes to a transformers model; ``update`` returns new keys and values unchanged.
 
-    Tree attention writes keys and values to their slots; recurrent layers read and write states by operators
-    (``states/operators.py``). ``layers`` is empty on purpose: positions and masks come from the step, not from the
-    cache.
+    Tree attention writes keys and values to their slots; recurrent layers read and write states by the operators of
+    ``states/operators.py``. ``layers`` is empty, since positions and masks come from the step, not from the cache.
     """
 
     def __init__(
@@ -32,17 +31,18 @@ class StepCache(Cache):
             keys, values: [Hkv, S, D] by layer index.
             offsets: [2] int64: context length, first slot written.
             states: the buffers of each recurrent layer, in the order of ``StateBuffers``.
-            parents: [W] int64, parents of the step's rows, -1 for a row that follows the text; only for states.
+            parents: [W] int64, each row's parent row, -1 for a row that follows the committed text. None without
+                recurrent layers.
         """
         super().__init__(layers=[])
         self.step_keys, self.step_values, self.offsets = keys, values, offsets
         self._states, self._parents = states or {}, parents
         self._layer = -1  # the recurrent layer that runs
-        self.layers_read: set[int] = set()
+        self.layers_read: set[int] = set()  # indices of the layers that used this cache
 
     @classmethod
     def over(cls, tensors: Sequence[Tensor], sizes: ModelSizes, offsets: Tensor, tree_mask: Tensor) -> "StepCache":
-        """Return the cache object of a step over ``tensors``, which begin with those of ``StaticCache.tensors``.
+        """Return the cache object of a step over ``tensors``, a list that begins with ``StaticCache.tensors``.
 
         Args:
             sizes: the model's sizes.
@@ -73,7 +73,7 @@ class StepCache(Cache):
         return self._parents
 
     def own_states(self) -> Sequence[Tensor]:
-        """Return the running recurrent layer's buffers: window, inputs and, with states, state, decays, strengths."""
+        """Return the buffers of the recurrent layer that is running, in the order of ``StateBuffers.tensors``."""
         self.layers_read.add(self._layer)
         return self._states[self._layer]
 
@@ -109,8 +109,8 @@ class StepCache(Cache):
         """Return a cache object with the tensors of one layer.
 
         Args:
-            own: those of ``own_tensors``.
-            shared: those of ``shared_tensors``.
+            own: the layer's tensors, in the order of ``own_tensors``.
+            shared: the tensors common to all layers, in the order of ``shared_tensors``.
         """
         offsets, *parents = shared
         count = 2 if self._attends(layer) else 0
@@ -118,7 +118,7 @@ class StepCache(Cache):
         return StepCache(rows[0], rows[1], offsets, {layer: own[count:]}, parents[0] if parents else None)
 
     def note_call(self, layer: int) -> None:
-        """Add ``layer``, an index, to ``layers_read``, the layers that were called with this cache."""
+        """Add the layer index ``layer`` to ``layers_read``, the layers that were called with this cache."""
         self.layers_read.add(layer)
 
     def _attends(self, layer: int) -> bool:

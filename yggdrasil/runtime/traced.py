@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class _RowBits(TorchFunctionMode):
-    """Replace functions whose results depend, in the last bits, on the number of rows.
+    """Mode that replaces PyTorch functions whose results depend, in the last bits, on the number of rows.
 
     Unpacked linear layers, such as a mixture's router, sum each row in a fixed order. Inputs of activations are padded
     to whole vectors: PyTorch computes remaining elements by another function, and which elements remain depends on the
-    width. Otherwise, a row could be routed to another expert if two experts are nearly tied.
+    width. Without the mode, a row's expert could depend on the width if two experts are nearly tied.
     """
 
     def __init__(self, num_threads: int) -> None:
@@ -157,7 +157,7 @@ class TracedCall:
 
 
 class _Logits:
-    """The LM head of a pass whose logits are already computed."""
+    """``Head`` of a pass whose logits are already computed."""
 
     def __init__(self, logits: Tensor, num_threads: int) -> None:
         self._logits, self._num_threads = logits, num_threads
@@ -171,10 +171,10 @@ class _Logits:
 
 
 def decoder_layers(model: "PreTrainedModel") -> nn.ModuleList:
-    """Return the model's decoder layers, whatever the name of the attribute that lists them.
+    """Return the model's decoder layers: its first ``ModuleList`` with as many entries as the model has layers.
 
     Raises:
-        ValueError: there is no such list.
+        ValueError: the model has no such ``ModuleList``.
     """
     num_layers = model.config.get_text_config().num_hidden_layers
     for module in model.modules():

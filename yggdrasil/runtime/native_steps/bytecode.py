@@ -15,11 +15,11 @@ CARRIED, MASK, OFFSETS, FIRST_TURN = 0, 1, 2, 3
 
 
 class Writer:
-    """Writer of one decoder layer's bytecode: integers that describe its stages to the native library.
+    """Writer of one decoder layer's bytecode: integers that describe the layer's stages to the native library.
 
-    Operands are tensor numbers: 0 for the hidden states, then the step's shared inputs, the layer's own tensors in the
-    order of ``tensor`` calls, and the outputs of stages. While writing, output n is numbered -2 - n, since the number
-    of own tensors is not yet known; ``code`` replaces these numbers.
+    Operands are tensor numbers: 0 for the hidden states, then the ``num_shared`` inputs that all layers of a step
+    share, the layer's tensors (``own``) in the order of ``tensor`` calls, and the outputs of stages. While writing,
+    output n is numbered -2 - n, since the size of ``own`` is not yet known; ``code`` replaces these numbers.
     """
 
     def __init__(self, num_shared: int) -> None:
@@ -28,7 +28,7 @@ class Writer:
         self._code: list[int] = []
         self._given: set[int] = set()  # indices in ``_code`` that may hold the number of a stage's output
         self._num_outputs = 0
-        self.numbers: list[float] = []
+        self.numbers: list[float] = []  # float parameters, three per stage
 
     def tensor(self, tensor: Tensor | None) -> int:
         """Add a tensor that the layer's bytecode uses, and return its tensor number; ``NOTHING`` (-1) for None."""
@@ -40,8 +40,8 @@ class Writer:
     def code(self) -> list[int]:
         """Return the finished bytecode of the layer.
 
-        The provisional numbers of stage outputs (-2, -3, ..) are replaced by their tensor numbers, which begin after
-        those of the layer's own tensors.
+        The provisional numbers of stage outputs (-2, -3 and so on) are replaced by tensor numbers, which begin after
+        the tensor numbers of ``own``.
         """
         first = self._first_own + len(self.own)
         return [
@@ -76,10 +76,11 @@ class Writer:
 
         Args:
             source: tensor number of the input.
-            norm: weight of an RMS norm applied to the input; None: no norm. ``norm_kind`` says how, as in ``norm``.
-            gate: number of a tensor whose activation multiplies the input; ``NOTHING``: none. ``activation`` is the
-                number of the function: 0 SiLU, 1 tanh-approximated GELU, 2 squared ReLU.
-            residual: number of a tensor that is added to the outputs; ``NOTHING``: none.
+            norm: weight of an RMS norm of the input; None means no norm. ``norm_kind`` is ``kind`` of ``Writer.norm``.
+            gate: tensor number of a gate: the input is multiplied by the gate's activation; ``NOTHING`` means no gate.
+            activation: the gate's activation: 0 SiLU, 1 tanh-approximated GELU, 2 ReLU (squared ReLU if the gate is
+                the input itself).
+            residual: number of a tensor that is added to the outputs; ``NOTHING`` means no addition.
             scale: factor of the outputs before the addition.
         """
         given: dict[int, int] = {}
@@ -102,10 +103,10 @@ class Writer:
         """Write the bytecode of an RMS norm of tensor number ``source``; return the tensor number of its output.
 
         Args:
-            weight: of the norm.
+            weight: the norm's weight.
             kind: how the weight is applied: 0 after rounding to the rows' dtype, 1 as (1 + weight) in float32, 2 in
                 float32.
-            residual: number of a tensor that is added to the output; ``NOTHING``: none.
+            residual: number of a tensor that is added to the output; ``NOTHING`` means no addition.
         """
         self._code.append(_NORM)
         self._add([source, self.tensor(weight)], [kind])
@@ -119,7 +120,8 @@ class Writer:
         Args:
             values: tensor numbers: queries, keys, values, norms of query and key heads, cosines and sines, the key and
                 value caches, sinks, offsets, mask.
-            plain: the window, the kinds of norms and of rotary embedding, and whether queries have gates (0 or 1).
+            plain: the window, ``NormKind``, the kind of rotary embedding (``Turn``), and whether queries have gates (0
+                or 1).
             numbers: the norms' eps, the scale of scores and their softcap.
         """
         return self._stage(_ATTENTION, values, plain, numbers)
@@ -134,7 +136,7 @@ class Writer:
         return self._stage(_CONVOLUTION, values, [int(is_silu)], [0.0] * 3)
 
     def recurrence(self, values: Sequence[int], numbers: Sequence[float], *, is_normed_first: bool = False) -> int:
-        """Write the bytecode of a gated delta network's or Mamba-2's recurrence and norm; return its output's number.
+        """Write the bytecode of a recurrence (gated delta network or Mamba-2) and its norm; return its output's number.
 
         Args:
             values: tensor numbers: convolved inputs, decays, strengths, gate, bias, rates, skip weights, norm, state,
@@ -155,13 +157,14 @@ class Writer:
         """Write the bytecode of a mixture of experts, and return the tensor number of its output.
 
         Args:
-            values: tensor numbers: rows, the router's logits and correction, output and gate of the shared experts,
-                residual.
-            plain: the router's rule (0 softmax, 1 sigmoid, 2 sigmoid in float32), whether shares add up to one, the
-                number of experts of a row, the experts' intermediate size, and the activation's number.
+            values: tensor numbers: rows, the router's logits and correction, input of the shared experts' last layer
+                and its gate (the input is multiplied in place by the gate's sigmoid; ``NOTHING`` for both without such
+                a gate), residual.
+            plain: the router's rule (0 softmax, 1 sigmoid, 2 sigmoid in float32), whether a row's shares are scaled to
+                the sum 1, the number of experts of a row, the experts' intermediate size, and the activation's number.
             packed: tensor numbers of the experts' gate, up and down, then of their biases.
             formats: GGUF type numbers of gate, up and down; -1 if not quantised.
-            numbers: factor of the experts' sum, limit and alpha of a clamped gate (0, 0: not clamped).
+            numbers: factor of the experts' sum, limit and alpha of a clamped gate (both 0 if it is not clamped).
         """
         return self._stage(_EXPERTS, values, [*plain, *packed, *formats], numbers)
 
@@ -173,7 +176,7 @@ class Writer:
 
 
 class Program(NamedTuple):
-    """The bytecode of one layer, its float parameters, and its own tensors."""
+    """The bytecode of one layer, the float parameters of its stages, and the tensors that only this layer uses."""
 
     code: list[int]
     numbers: list[float]

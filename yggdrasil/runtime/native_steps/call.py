@@ -29,7 +29,7 @@ _Value = TypeVar("_Value")
 
 
 def _plainly_named(values: Mapping[str, _Value], names: Mapping[str, str]) -> dict[str, _Value]:
-    """Rename the keys of ``values`` from those of a multimodal model or of the family (``names``) to Llama's."""
+    """Rename the keys of ``values`` from a multimodal model's or the family's (``names``) weight names to Llama's."""
     return {_plain_name(name, names): value for name, value in values.items()}
 
 
@@ -45,11 +45,11 @@ def native_call(
 ) -> "NativeCall | None":
     """Return a call that runs passes of a model over ``cache`` in the native library, without transformers' code.
 
-    None on a GPU, without the native library, or if the model's family or tensors are not covered.
+    Returns None on a GPU, without the native library, or if native steps do not cover the model's family or tensors.
 
     Args:
-        vocab_size: number of logits that a pass returns.
-        hidden_layers: indices of layers whose outputs a pass returns; -1: the LM head's input.
+        vocab_size: number of logits of a row that a pass returns.
+        hidden_layers: indices of layers whose outputs a pass returns; -1 stands for the LM head's input.
     """
     described = describe(loaded.config) if is_native() and loaded.device.type == "cpu" else None
     if described is None:
@@ -61,7 +61,7 @@ def native_call(
 
 
 class NativeCall:
-    """``ModelCall`` that runs the native layer stack, always over the weights and cache it was built with."""
+    """``ModelCall`` that runs the native layer stack, always over the weights and cache given to the constructor."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class NativeCall:
 
     def __call__(
         self,
-        weights: list[Tensor],  # ignored, as ``caches``: those of the constructor are used
+        weights: list[Tensor],  # ignored, like ``caches``: the call uses the tensors given to the constructor
         caches: list[Tensor],
         tokens: Tensor,  # [W] int64
         positions: Tensor,  # [W] int64
@@ -165,7 +165,7 @@ class _Head:
     def best(self, rows: Tensor, logits: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return (largest logit [R], its token [R] int64) for hidden states ``rows`` [R, H].
 
-        ``logits`` [R, V] are those of the rows if they are already computed, else None.
+        ``logits`` [R, V] are the rows' logits if they are already computed, else None.
         """
         if logits is None and not self._is_plain:
             logits = self.logits(rows)
@@ -202,7 +202,7 @@ def layer_program(
     Args:
         shape: the layer's properties.
         weights: packed tensors by name.
-        remembered: its tensors of the cache, as ``StaticCache.of_layer`` returns them.
+        remembered: the layer's tensors of the cache, as ``StaticCache.of_layer`` returns them.
 
     Raises:
         NotCoveredError: a tensor is missing or has an unsupported layout.
@@ -213,7 +213,7 @@ def layer_program(
         return weights.tensors.get(f"{name}.{part}.weight")
 
     has_four = norm("pre_feedforward_layernorm") is not None
-    alone = norm("norm")  # that of a layer with one part (Nemotron-H)
+    alone = norm("norm")  # the only norm of a layer with one part (Nemotron-H)
     before = norm("input_layernorm") if alone is None else alone
     behind_mixer = norm("post_attention_layernorm") if has_four or before is None else None
     before_mlp = norm("pre_feedforward_layernorm") if has_four or before is None else norm("post_attention_layernorm")
@@ -282,7 +282,7 @@ class LayerStack:
             shared: in this order: the tree mask [W, T] bool; the offsets [2] int64 (context length, first slot
                 written); the cosines [W, D] and sines [W, D] of each rotary table; with recurrent layers, the parent of
                 each row [W] int64.
-            kept: indices of layers, ascending; the number of layers stands for the final norm.
+            kept: indices of layers, ascending; an index equal to the number of layers stands for the final norm.
 
         Returns:
             The outputs [W, H] of the layers ``kept``, in that order.
@@ -317,8 +317,8 @@ _FIRST_ROWS = 512
 class RotaryTable:
     """Cosines and sines [P, D] in ``dtype`` for P positions; the second half of each row equals the first.
 
-    Rows are computed when first needed, doubling their number each time: a model may have 131,072 positions, of which
-    most texts use a few hundred.
+    The first rows are computed when needed, and their number at least doubles each time: a model may have 131,072
+    positions, of which most texts use a few hundred.
     """
 
     def __init__(self, rope: Mapping[str, Any], size: int, positions: int, dtype: torch.dtype) -> None:
@@ -328,10 +328,10 @@ class RotaryTable:
         self._computed = 0
 
     def rows(self, positions: Tensor, last: int) -> tuple[Tensor, Tensor]:
-        """Return the cosines and sines, [W, D] each, of ``positions`` [W] int64. Missing rows are computed first.
+        """Return the cosines and sines, [W, D] each, of ``positions`` [W] int64.
 
         Args:
-            last: the largest position or more, given so that it is not computed again. Later rows may be missing.
+            last: the largest of ``positions``, or a larger position; rows up to ``last`` are computed if missing.
         """
         if last >= self._computed:
             self._compute(max(last + 1, _FIRST_ROWS, 2 * self._computed))
@@ -355,7 +355,7 @@ def frequencies(rope: Mapping[str, Any], size: int) -> tuple[Tensor, float]:
 
     Args:
         rope: transformers' ``rope_parameters``.
-        size: channels that are rotated.
+        size: number of a head's channels that are rotated.
     """
     theta, kind = float(rope["rope_theta"]), rope["rope_type"]
     shares = torch.arange(0, size, 2, dtype=torch.int64).float() / size
@@ -378,7 +378,7 @@ def frequencies(rope: Mapping[str, Any], size: int) -> tuple[Tensor, float]:
 
 
 def _yarn(turns: Tensor, rope: Mapping[str, Any]) -> tuple[Tensor, float]:
-    """Divide low frequencies by a factor, keep high ones, interpolate between (YaRN); return the factor of tables."""
+    """Return frequencies scaled by YaRN (low ones divided, high ones kept, others interpolated) and tables' factor."""
     length, size = float(rope["original_max_position_embeddings"]), 2 * len(turns)
     factor = float(rope.get("factor") or rope["max_position_embeddings"] / length)
 
@@ -402,7 +402,7 @@ def _yarn(turns: Tensor, rope: Mapping[str, Any]) -> tuple[Tensor, float]:
 
 
 def _llama3(turns: Tensor, rope: Mapping[str, Any]) -> Tensor:
-    """Scale frequencies by Llama 3's rule: divide low ones by a factor, keep high ones, interpolate between."""
+    """Return frequencies scaled by Llama 3's rule: low ones divided by a factor, high ones kept, others between."""
     length = float(rope["original_max_position_embeddings"])
     low, high, factor = (float(rope[name]) for name in ("low_freq_factor", "high_freq_factor", "factor"))
     wavelengths = 2 * math.pi / turns

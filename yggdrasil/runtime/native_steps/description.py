@@ -36,28 +36,28 @@ _UNSERVED = ("use_bidirectional_attention", "use_bidirectional")
 class LayerShape:
     """Properties that differ between the layers of a model."""
 
-    kind: str  # one of those of ``families.py``
-    window: int  # sliding window: number of keys on its path that a row sees, its own included; 0: all
-    rope: str | None  # name of the rotary table in ``Description.ropes``; None: no rotary embedding
+    kind: str  # one of the types of layers in ``families.py``, such as FULL
+    window: int  # sliding window: number of last keys on its path that a row sees, its own included; 0 means all
+    rope: str | None  # name of the rotary table in ``Description.ropes``; None without rotary embedding
 
 
 @dataclass(frozen=True)
 class StateSpace:
-    """Properties of Mamba-2 layers beside the sizes of their recurrence."""
+    """Properties of Mamba-2 layers other than the sizes of their recurrence."""
 
-    limits: tuple[float, float]  # of time steps
-    is_normed_first: bool  # outputs are normalised before their gate, if there is a norm
+    limits: tuple[float, float]  # least and greatest time step
+    is_normed_first: bool  # whether the norm of the outputs, if there is one, is applied before their gate
 
 
 @dataclass(frozen=True)
 class Scales:
-    """Factors of a layer's outputs: Granite's before they are added to the residual, and Falcon-H1's."""
+    """Factors of the outputs of a layer's parts, as in Granite and Falcon-H1."""
 
-    attention: float = 1.0
-    state: float = 1.0  # of Mamba-2
-    mlp: float = 1.0
-    gate: float = 1.0  # of the MLP
-    inputs: tuple[float, ...] = (1.0,) * 5  # of Mamba-2: its gate, values, keys, queries and time steps
+    attention: float = 1.0  # of attention's output, before it is added to the residual
+    state: float = 1.0  # of the recurrence's output, before it is added to the residual
+    mlp: float = 1.0  # of the MLP's output, before it is added to the residual
+    gate: float = 1.0  # of the output of the MLP's gate projection
+    inputs: tuple[float, ...] = (1.0,) * 5  # of Mamba-2's gate, values, keys, queries and time steps
 
 
 @dataclass(frozen=True)
@@ -73,28 +73,28 @@ class Description:
     norm_eps: float
     norm_kind: NormKind
     activation: int  # of the MLP: 0 SiLU, 1 tanh-approximated GELU, both of its gate; 2 squared ReLU, without a gate
-    turn: Turn
+    turn: Turn  # kind of rotary embedding
     scale: float  # of attention scores
-    softcap: float  # of attention scores; 0: none
+    softcap: float  # of attention scores; 0 means none
     embedding_scale: float
     is_scale_rounded: bool  # whether ``embedding_scale`` is rounded to the rows' dtype first
     scales: Scales
     logit_divisor: float
-    logit_softcap: float  # 0: none
+    logit_softcap: float  # 0 means none
     ropes: Mapping[str, Config]  # transformers' ``rope_parameters`` by name
     layers: tuple[LayerShape, ...]
     max_positions: int
-    rotary_size: int  # numbers of a head that are rotated, from its first
+    rotary_size: int  # number of a head's first channels that are rotated
     is_gated: bool  # whether each query head has a gate, whose sigmoid multiplies the head's output
     recurrence: Recurrence | None
     state_space: StateSpace | None  # of Mamba-2 layers
-    mixture: Mixture | None  # of layers whose MLP is one
+    mixture: Mixture | None  # of layers whose MLP is a mixture of experts
 
 
 def describe(config: Config) -> Description | None:
     """Return the sizes and layer properties of the model with the configuration ``config`` (config.json as a mapping).
 
-    None if native steps do not support the model.
+    Returns None if native steps do not support the model.
 
     Raises:
         KeyError, TypeError or ValueError: a field is missing or invalid.
@@ -160,7 +160,7 @@ def _is_served(full: Config, types: Sequence[str]) -> bool:
 
 
 def _scales(full: Config) -> tuple[Scales, float]:
-    """Return the factors of a layer's outputs, and that of attention scores."""
+    """Return the factors of the outputs of a layer's parts, and the factor of attention scores."""
     if full["model_type"] != "falcon_h1":
         scale = float(full.get("residual_multiplier") or 1.0)
         return Scales(scale, scale, scale), 1.0
@@ -184,7 +184,7 @@ def _state_space(full: Config, types: Sequence[str]) -> StateSpace | None:
 
 
 def _turning(config: Config) -> Callable[[Sequence[str]], Sequence[int]]:
-    """Return a function layer types -> 1 for each layer with rotary embeddings, else 0."""
+    """Return a function from the layer types to a list with 1 for each layer with rotary embeddings, else 0."""
     if config["model_type"] == "smollm3":
         return lambda types: rotary_layers(config)
     if config["model_type"] == "exaone4" and config.get("sliding_window"):
@@ -227,6 +227,6 @@ def _ropes(config: Config, family: Family) -> Mapping[str, Config] | None:
 
 
 def _rotary_share(config: Config, family: Family) -> float:
-    """Return the share of a head's numbers that are rotated."""
+    """Return the share of a head's channels that are rotated, 0 to 1."""
     said = (config.get("rope_parameters") or {}).get("partial_rotary_factor", config.get("partial_rotary_factor"))
     return family.rotary_share if said is None else float(said)

@@ -1,7 +1,7 @@
-"""Model families that native steps cover: defaults of their configurations, and properties that these do not record.
+"""Model families that native steps cover: defaults of their configurations, and properties not recorded in them.
 
-Covered are model families whose layers consist of linear layers, RMS norms, rotary attention or a recurrence, and an
-MLP. Models with anything else are not covered by native steps and run with TorchInductor.
+Native steps cover families whose layers consist of linear layers, RMS norms, rotary attention or a recurrence, and an
+MLP or a mixture of experts. Other models run with TorchInductor.
 """
 
 import math
@@ -15,8 +15,8 @@ NormKind = Literal[0, 1, 2]
 # Rotary embedding. 0: pairs (i, i + D / 2), every operation rounded; 1: the same pairs in float32; 2: pairs
 # (2i, 2i + 1) in float32.
 Turn = Literal[0, 1, 2]
-# Types of layers: with attention; with a recurrence of another kind; with Mamba-2 and attention; with an MLP alone;
-# with a mixture of experts alone.
+# Types of layers: full attention; sliding-window attention; short convolution; gated delta network; Mamba-2; Mamba-2
+# and attention; an MLP alone; a mixture of experts alone.
 FULL, SLIDING, CONVOLUTION, DELTA = "full_attention", "sliding_attention", "conv", "linear_attention"
 SPACE, BOTH, DENSE, EXPERTS = "mamba", "hybrid", "mlp", "moe"
 _ATTENTION_LAYERS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
@@ -30,27 +30,29 @@ def _usual_biases(config: Config) -> Sequence[str]:
 
 @dataclass(frozen=True)
 class Family:
-    """Defaults of a model family's configuration, and properties that it does not record."""
+    """Defaults of a model family's configuration, and properties that the configuration does not record."""
 
     defaults: Config
     norm_kind: NormKind = 0
     turn: Turn = 0
     theta: float = 10000.0  # base of the rotary embedding's frequencies
-    scales_embedding: bool = False  # by the square root of the hidden size
+    scales_embedding: bool = False  # whether the embedding is multiplied by the square root of the hidden size
     norms: Literal["before", "behind", "both"] = "before"  # position of the norms relative to attention and MLP
-    head_norms: Literal["none", "each", "all"] = "none"  # of queries and keys: of each head, or of all heads together
+    head_norms: Literal["none", "each", "all"] = "none"  # norms of queries and keys, over each head or all heads
     is_joined: bool = False  # whether query, key and value are one linear layer, and gate and up another
     biases: Callable[[Config], Sequence[str]] = _usual_biases  # returns the names of a layer's linears with a bias
-    types: Callable[[Config], Sequence[str]] = lambda config: [FULL] * config["num_hidden_layers"]  # of layers
+    # Returns the type of each layer.
+    types: Callable[[Config], Sequence[str]] = lambda config: [FULL] * config["num_hidden_layers"]
+    # Returns the intermediate size of the MLP, or of the shared experts.
     inner_size: Callable[[Config], int] = lambda config: int(config["intermediate_size"])
-    rotary_share: float = 1.0  # of a head's numbers, where a configuration does not say it
+    rotary_share: float = 1.0  # share of a head's channels that are rotated, unless the configuration gives it
     is_gated: bool = False  # whether each query head has a gate, whose sigmoid multiplies the head's output
     is_mapped: bool = True  # whether weights can be packed from a mapped file, without transformers
-    names: Mapping[str, str] = field(default_factory=dict)  # parts of weight names where they differ from Llama's
+    names: Mapping[str, str] = field(default_factory=dict)  # parts of Llama's weight names -> the family's
 
 
 def _layer_types(pattern: Callable[[Config], int]) -> Callable[[Config], Sequence[str]]:
-    """Return a function config -> layer types: those it lists, else every ``pattern``-th layer full, others sliding."""
+    """Return a function config -> layer types: the listed ones, else every ``pattern(config)``-th layer FULL."""
 
     def types(config: Config) -> Sequence[str]:
         if config.get("layer_types"):
@@ -98,7 +100,7 @@ def _qwen3_5_types(config: Config) -> Sequence[str]:
 
 
 def _space_types(config: Config) -> Sequence[str]:
-    """Return the types of layers of which some are Mamba-2, under the names of several versions of transformers."""
+    """Return the layer types of a family with Mamba-2, from the fields of several versions of transformers."""
     given = config.get("layer_types") or config.get("layers_block_type")
     if not given and config.get("hybrid_override_pattern"):
         given = [
@@ -291,7 +293,7 @@ _OTHER_NAMES = {
 def names_of(config: Config) -> Mapping[str, str]:
     """Return a map from parts of Llama's weight names to those of the model's family, where they differ.
 
-    ``config`` is config.json as a mapping; its family must be covered.
+    ``config`` is config.json as a mapping; ``FAMILIES`` must have its model type.
     """
     return FAMILIES[config["model_type"]].names
 
@@ -299,8 +301,8 @@ def names_of(config: Config) -> Mapping[str, str]:
 def with_defaults(config: Config) -> dict[str, Any] | None:
     """Return ``config`` (config.json as a mapping) with missing fields filled by its model family's defaults.
 
-    Fields that the family names differently are added under Llama's names. None if native steps do not cover the
-    family.
+    Fields that the family names differently are added under Llama's names. Returns None if native steps do not cover
+    the family.
     """
     family = FAMILIES.get(str(config.get("model_type")))
     if family is None:

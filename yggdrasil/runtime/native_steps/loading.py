@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def description_of(source: Source) -> tuple[Config, Description] | None:
     """Return the configuration (config.json as a mapping) and the layer properties of the model in ``source``.
 
-    None if native steps do not cover its family, or config.json is missing or invalid.
+    Returns None if native steps do not cover the model, or config.json is missing or invalid.
     """
     try:
         config = parse_json((source.folder / "config.json").read_bytes())
@@ -45,10 +45,12 @@ def description_of(source: Source) -> tuple[Config, Description] | None:
 
 
 def sizes_of(source: Source) -> ModelSizes:
-    """Return the sizes of the model in ``source``. Imports transformers only if native steps do not cover its family.
+    """Return the sizes of the model in ``source``.
+
+    Transformers is imported only if native steps do not cover the model.
 
     Raises:
-        YggdrasilError: its configuration is missing or invalid, or the model is unsupported.
+        YggdrasilError: the model's configuration is missing or invalid, or the model is unsupported.
     """
     found = description_of(source)
     if found is None:
@@ -69,7 +71,7 @@ def refuse_uncovered(source: Source) -> None:
     """Check, before weights are read, that native steps can run the model in ``source``.
 
     Raises:
-        YggdrasilError: they do not cover its architecture, or the native library is missing.
+        YggdrasilError: native steps do not cover the model's architecture, or the native library is missing.
     """
     if not is_native():
         raise YggdrasilError("native steps need the native library, which is not installed; use --backend inductor")
@@ -80,7 +82,7 @@ def refuse_uncovered(source: Source) -> None:
 
 
 def _fits(described: Description) -> bool:
-    """Return whether the sizes are positive and consistent, and even where the kernels require it."""
+    """Return whether the sizes are positive and consistent, and even where the kernels require even sizes."""
     sizes = (
         described.vocab_size, described.hidden_size, described.inner_size, described.query_heads, described.key_heads,
         described.head_size, len(described.layers),
@@ -97,14 +99,14 @@ def load_described(
 ) -> LoadedModel | None:
     """Load and pack the model in ``source`` for native steps on a CPU, directly from its mapped file.
 
-    None without the native library, and for families, files or weight formats that this way of loading does not cover.
+    Returns None without the native library, and for families, files or formats that can only be loaded in another way.
 
     Args:
         weights: "full", or "file" to keep a GGUF file's quantised blocks; other formats give None.
-        build: loads the transformers model, should it be needed later.
+        build: loads the transformers model; called only if ``LoadedModel.model`` is read.
 
     Raises:
-        YggdrasilError: the checkpoint lacks weights of its model or holds others.
+        YggdrasilError: weights of the model are missing from the checkpoint, or others are in it.
     """
     found = description_of(source) if is_native() and weights in ("full", "file") else None
     if found is None or not FAMILIES[found[0]["model_type"]].is_mapped or (weights == "file" and source.gguf is None):
@@ -124,7 +126,7 @@ def load_described(
 
 
 def _mapped(source: Source, config: Config, described: Description) -> MappedGguf | MappedSafetensors:
-    """Map the weights of ``source``. Raises YggdrasilError if they are not those of the model."""
+    """Map the file of the weights of ``source``. Raises YggdrasilError if they are not the weights of the model."""
     shapes = weight_shapes(config, described)
     if source.gguf is not None:
         return MappedGguf(read_gguf_layout(source.gguf), shapes, (described.query_heads, described.key_heads))
@@ -148,7 +150,7 @@ class _Packer:
         self._arena = Arena(None if self._reserved is None else self._reserved.region)
 
     def add(self, name: str, *, is_linear: bool) -> None:
-        """Pack the weight ``name`` into the arena if it is linear; copy a full embedding, norm, convolution or bias."""
+        """Store the weight ``name`` in ``tensors``: packed if it is linear or read as quantised blocks, else a copy."""
         stem = name.rpartition(".")[0]
         if (is_linear or name == EMBEDDING) and (rows := self._rows(name)) is not None:
             self._keep(stem, rows)
@@ -163,7 +165,7 @@ class _Packer:
     def add_head(self, *, is_tied: bool) -> None:
         """Pack the LM head from its own weight or from the embedding.
 
-        A tied quantised embedding is shared and not packed again.
+        A tied quantised embedding is used as LM head without packing it again.
         """
         own = HEAD in self._mapped
         if not own and is_tied and "model.embed_tokens.packed" in self.tensors:
@@ -181,7 +183,7 @@ class _Packer:
         self._mapped.release(source)
 
     def finish(self) -> None:
-        """Return to the system the part of the memory mapped in advance for the weights that no weight uses."""
+        """Give the unused rest of the memory that was reserved for the weights back to the system."""
         if self._reserved is not None:
             self._reserved.stop()
             self._arena.free_rest()

@@ -17,9 +17,9 @@ from yggdrasil.runtime.states.buffers import StateBuffers
 
 
 class Mixed(NamedTuple):
-    """The last linear layer of attention, a recurrence or an MLP, which the caller writes, and its input."""
+    """The last linear layer of attention, a recurrence or an MLP, whose bytecode the caller writes, and its input."""
 
-    rows: int  # tensor number of the input in the bytecode
+    rows: int  # tensor number of the layer's input in the bytecode
     layer: Linear
     reads: Mapping[str, Any] = {}  # keyword arguments of ``Writer.linears`` for the input, such as its gate
 
@@ -35,12 +35,13 @@ def write_attention(
 ) -> Mixed:
     """Write the bytecode of the attention layer ``name``, except for its output projection.
 
-    Returns that projection and its input, for the caller to write it, fused with what follows.
+    Returns the output projection and its input; the caller writes the projection, fused with the stages after it.
 
     Args:
-        name: in the checkpoint, such as "model.layers.0.self_attn".
-        norm: [H], the weight of the RMS norm of the layer's input; None without one.
-        caches: the layer's keys and values, [Hkv, S, D] each: the pass's rows are written to them, and all are read.
+        name: the layer's name in ``weights``, such as "model.layers.0.self_attn".
+        norm: [H], the weight of the RMS norm of the layer's input; None without a norm.
+        caches: the layer's key and value caches, [Hkv, S, D] each. The bytecode writes the pass's rows to them and
+            reads all rows.
 
     Raises:
         NotCoveredError: a tensor is missing or has an unsupported layout.
@@ -67,7 +68,7 @@ def write_attention(
 def _normed_heads(
     writer: Writer, model: Description, weights: Weights, name: str, rows: tuple[int, int]
 ) -> tuple[int, int, list[int]]:
-    """Return (queries, keys, norms of single heads). A norm over all heads together is written as a separate stage."""
+    """Return tensor numbers (queries, keys, [norms of each head]); a norm over all heads is written as a stage."""
     norms = [weights.tensors.get(f"{name}.{part}.weight") for part in ("q_norm", "k_norm")]
     query, key = rows
     if norms[0] is None or norms[1] is None:
@@ -92,13 +93,13 @@ def write_short_convolution(
 ) -> Mixed:
     """Write the bytecode of LFM2's gated short convolution ``name``, except for its output projection.
 
-    Returns that projection and its input, for the caller to write it, fused with what follows.
+    Returns the output projection and its input; the caller writes the projection, fused with the stages after it.
 
     Args:
-        name: in the checkpoint, such as "model.layers.0.conv".
-        norm: [H], the weight of the RMS norm of the layer's input; None without one.
-        states: the layer's buffers: the window [K - 1, C] of the text's last inputs, which is read, and [M, C], to
-            which the inputs of the pass's rows are written.
+        name: the layer's name in ``weights``, such as "model.layers.0.conv".
+        norm: [H], the weight of the RMS norm of the layer's input; None without a norm.
+        states: the layer's buffers: the window [K - 1, C] of the text's last inputs, which is read, and a buffer [M, C]
+            to which the inputs of the pass's rows are written.
 
     Raises:
         NotCoveredError: a tensor is missing or has an unsupported layout.
@@ -115,13 +116,13 @@ def write_gated_delta(
 ) -> Mixed:
     """Write the bytecode of the gated delta net ``name``, except for its output projection.
 
-    Returns that projection and its input, for the caller to write it, fused with what follows.
+    Returns the output projection and its input; the caller writes the projection, fused with the stages after it.
 
     Args:
-        name: in the checkpoint, such as "model.layers.0.linear_attn".
-        norm: [H], the weight of the RMS norm of the layer's input; None without one.
-        states: the layer's buffers as ``StateBuffers.of_layer`` returns them; the convolution's weight and bias are
-            written to the last two.
+        name: the layer's name in ``weights``, such as "model.layers.0.linear_attn".
+        norm: [H], the weight of the RMS norm of the layer's input; None without a norm.
+        states: the layer's buffers as ``StateBuffers.of_layer`` returns them. This function writes the convolution's
+            weight and bias to the last two.
 
     Raises:
         NotCoveredError: a tensor is missing or has an unsupported layout.
@@ -147,13 +148,13 @@ def write_state_space(
 ) -> Mixed:
     """Write the bytecode of the Mamba-2 layer ``name``, except for its output projection.
 
-    Returns that projection and its input, for the caller to write it, fused with what follows.
+    Returns the output projection and its input; the caller writes the projection, fused with the stages after it.
 
     Args:
-        name: in the checkpoint, such as "model.layers.0.mamba".
-        norm: [H], the weight of the RMS norm of the layer's input; None without one.
-        states: the layer's buffers as ``StateBuffers.of_layer`` returns them; the convolution's weight and bias are
-            written to the last two.
+        name: the layer's name in ``weights``, such as "model.layers.0.mamba".
+        norm: [H], the weight of the RMS norm of the layer's input; None without a norm.
+        states: the layer's buffers as ``StateBuffers.of_layer`` returns them. This function writes the convolution's
+            weight (times the model's input factors) and bias to the last two.
 
     Raises:
         NotCoveredError: a tensor is missing or has an unsupported layout.
@@ -192,13 +193,14 @@ def write_mlp(
 ) -> Mixed:
     """Write the bytecode of the gate and up projections of the MLP ``name``, with the norm before them.
 
-    Activation and down projection are not written. Returns what the caller needs to write both by one call of
-    ``Writer.linears``: the down projection, the number of its input (up's output), and the gate with its activation.
+    Activation and down projection are not written. The caller writes both by one call of ``Writer.linears`` with the
+    result: the down projection, the tensor number of its input (up's output), and the gate with its activation. An MLP
+    without a gate has up's output as its gate.
 
     Args:
-        name: in the checkpoint, such as "model.layers.0.mlp".
+        name: the MLP's name in ``weights``, such as "model.layers.0.mlp".
         source: tensor number of the input in the bytecode.
-        norm: [H], the weight of the RMS norm of this input; None without one.
+        norm: [H], the weight of the RMS norm of this input; None without a norm.
 
     Raises:
         NotCoveredError: a tensor is missing or has an unsupported layout.
@@ -226,9 +228,9 @@ RECURRENT: Mapping[str, tuple[str, Callable[..., Mixed]]] = {
 def _taps(
     writer: Writer, weights: Weights, name: str, states: Sequence[Tensor], factors: Tensor | float = 1.0
 ) -> list[int]:
-    """Add the weight [K, C] and bias [C] of convolution ``name``, both float32, and the first two of its ``states``.
+    """Return the tensor numbers of convolution ``name``: weight [K, C] and bias [C], float32, window, input buffer.
 
-    The weight is multiplied by ``factors`` [C]. If ``states`` have buffers for weight and bias, those are written.
+    The weight is multiplied by ``factors`` [C]. Weight and bias are written to their buffers in ``states``, if any.
     """
     weight, bias = (weights.tensors.get(f"{name}.{part}") for part in ("weight", "bias"))
     if weight is None:
@@ -247,6 +249,6 @@ def _taps(
 def parents_tensor(model: Description) -> int:
     """Return the number, in a layer's bytecode, of the tensor [W] int64 with each row's parent row in the tree.
 
-    ``model`` must have recurrent layers; others lack this tensor.
+    ``model`` must have recurrent layers; the bytecode of other models has no such tensor.
     """
     return FIRST_TURN + 2 * len(model.ropes)

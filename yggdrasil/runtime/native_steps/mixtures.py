@@ -1,4 +1,4 @@
-"""Mixtures of experts in native steps: how a model's router chooses, and the bytecode of a mixture.
+"""Mixtures of experts in native steps: the properties of a model's mixtures, and their bytecode.
 
 Dims: E experts, H hidden size, I intermediate size of an expert.
 """
@@ -16,7 +16,7 @@ from yggdrasil.runtime.native_steps.packed import Linear, NotCoveredError, Weigh
 _BIASES = ("gate_bias", "up_bias", "down_bias")
 
 
-# Rules by which a router shares out: softmax of its logits; their sigmoids, rounded to the rows' dtype or not.
+# Functions from a router's logits to the experts' shares: softmax; sigmoid in the rows' dtype; sigmoid in float32.
 _SOFTMAX, _SIGMOID, _SIGMOID_FLOAT32 = range(3)
 _SILU, _SQUARED_RELU = 0, 2  # the kernels' numbers of activations
 _SHARED_SIZES = {  # names of the intermediate size of shared experts
@@ -27,21 +27,21 @@ _SHARED_SIZES = {  # names of the intermediate size of shared experts
 
 @dataclass(frozen=True)
 class Mixture:
-    """The router and the experts of a model's mixtures, and the shared experts beside them."""
+    """Properties of the router, the experts and the shared experts of a model's mixtures."""
 
-    num_chosen: int  # experts that a row chooses
+    num_chosen: int  # number of experts that run for a row
     inner_size: int  # intermediate size of an expert
-    shared_size: int  # intermediate size of the shared experts; 0: there are none
-    latent_size: int  # of the rows that the experts read and give, between two linear layers; 0: the hidden size
-    router: int  # one of the rules above
-    is_normed: bool  # the chosen experts' shares add up to one
+    shared_size: int  # intermediate size of the shared experts; 0 without shared experts
+    latent_size: int  # size of the experts' inputs and outputs, between two linear layers; 0 means the hidden size
+    router: int  # _SOFTMAX, _SIGMOID or _SIGMOID_FLOAT32
+    is_normed: bool  # whether the shares of a row's experts are scaled to the sum 1
     scale: float  # factor of the experts' sum
-    activation: int  # squared ReLU: the experts have no gate
-    clamp: tuple[float, float]  # limit and alpha of a clamped gate; (0, 0): it is not clamped
+    activation: int  # _SILU, or _SQUARED_RELU of experts without a gate
+    clamp: tuple[float, float]  # limit and alpha of a clamped gate; (0, 0) if it is not clamped
 
     @classmethod
     def of(cls, full: Mapping[str, Any]) -> "Mixture | None":
-        """Return the properties of the mixtures of experts in a configuration; None if it has none.
+        """Return the properties of the mixtures of experts in a configuration; None if the model has no mixtures.
 
         Args:
             full: config.json as a mapping, with missing fields filled by ``with_defaults``.
@@ -69,12 +69,13 @@ def write_mixture(
     hidden_size: int,
     scale: float,
 ) -> int:
-    """Write the bytecode of the mixture of experts ``name``: ``residual`` + ``scale`` * its output over ``rows``.
+    """Write the bytecode of the mixture of experts ``name``: ``residual`` + ``scale`` * mixture(``rows``).
 
     Returns the tensor number of the sum in the bytecode.
 
     Args:
-        rows, residual: tensor numbers; the rows are already normalised.
+        name: the mixture's name in ``weights``, such as "model.layers.0.mlp".
+        rows, residual: tensor numbers; the layer's norm is already applied to ``rows``.
 
     Raises:
         NotCoveredError: a tensor is missing or has an unsupported layout.
@@ -126,7 +127,7 @@ def _shared_inputs(mixture: Mixture, weights: Weights, name: str) -> dict[str, L
 
 
 def _packed_experts(writer: Writer, weights: Weights, name: str) -> tuple[list[int], list[int]]:
-    """Return the tensor numbers and formats of gate, up and down; of up twice where there is no gate."""
+    """Return tensor numbers and formats of gate, up, down; gate equals up if both are one tensor, or without gate."""
     if weights.has(f"{name}.gate_up_proj") and weights.tensors[f"{name}.gate_up_proj"].dim() > 3:
         gate, down = (writer.tensor(weights.tensors[f"{name}.{part}"]) for part in ("gate_up_proj", "down_proj"))
         return [gate, gate, down], [-1] * 3
@@ -139,7 +140,7 @@ def _packed_experts(writer: Writer, weights: Weights, name: str) -> tuple[list[i
 
 
 def _router(weights: Weights, name: str) -> Linear:
-    """Pack the router's weight [E, H] in the model's dtype: it is no linear layer of the model."""
+    """Return the router, its weight [E, H] packed in the model's dtype: loading a model does not pack routers."""
     weight: Tensor | None = weights.tensors.get(f"{name}.weight")
     if weight is None or weight.shape[1] % 2:
         raise NotCoveredError(f"{name} has no weight of an even size")

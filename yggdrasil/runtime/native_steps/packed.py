@@ -18,10 +18,10 @@ class NotCoveredError(Exception):
 class Linear(NamedTuple):
     """A packed linear layer."""
 
-    packed: Tensor
+    packed: Tensor  # the weight in the layout of the native kernels
     bias: Tensor | None  # [outputs] float32
-    outputs: int
-    format: int  # GGUF type number; -1: not quantised
+    outputs: int  # number of outputs
+    format: int  # GGUF type number; -1 if not quantised
 
 
 class Weights:
@@ -31,14 +31,14 @@ class Weights:
         self.tensors, self._formats = tensors, formats
 
     def has(self, name: str) -> bool:
-        """Return whether there is a tensor called ``name``, with its suffix such as ".packed" or ".weight"."""
+        """Return whether there is a tensor ``name``, given with its suffix such as ".packed" or ".weight"."""
         return name in self.tensors
 
     def linear(self, name: str, outputs: int) -> Linear:
         """Return the packed linear layer ``name`` (without ".packed"), which has ``outputs`` outputs.
 
         Raises:
-            NotCoveredError: it is not packed.
+            NotCoveredError: the layer is not packed.
         """
         packed = self.tensors.get(f"{name}.packed")
         if packed is None:
@@ -53,7 +53,7 @@ class Weights:
             sizes: number of outputs of each layer.
 
         Raises:
-            NotCoveredError: it is not packed, or a boundary is within a block of packed weights.
+            NotCoveredError: the layer is not packed, or a boundary of ``sizes`` is within a block of packed weights.
         """
         whole = self.linear(name, sum(sizes))
         step = _PANEL if whole.format < 0 else _QUANTISED_PANELS

@@ -16,16 +16,16 @@ _NORMS = {
 
 
 def is_tied(config: Config) -> bool:
-    """Return whether the model uses its embedding as LM head if its checkpoint has none.
+    """Return whether the model uses its embedding as LM head if its checkpoint has no LM head.
 
-    False for families that native steps do not cover.
+    The result is False for families that native steps do not cover.
     """
     full = with_defaults(config)
     return bool(full and full["tie_word_embeddings"])
 
 
 def weight_shapes(config: Config, described: Description) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all weights of a model by their names in checkpoints, for models run by native steps.
+    """Return the shapes of all weights of a model that native steps cover, by their names in checkpoints.
 
     The order is: embedding, layers, last norm, LM head. An LM head tied to the embedding is not included.
 
@@ -81,7 +81,7 @@ def checkpoint_name(name: str, names: Mapping[str, str]) -> str:
     """Return the name in checkpoints of the weight that Llama calls ``name``.
 
     Args:
-        names: parts of Llama's names -> the model family's, where they differ (``names_of``).
+        names: map from parts of Llama's names to those of the model's family, as ``names_of`` returns it.
     """
     for ours, theirs in names.items():
         name = name.replace(ours, theirs)

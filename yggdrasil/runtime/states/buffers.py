@@ -1,10 +1,10 @@
-"""States of recurrent layers, and the factors of the updates that the rows of a pass make to them.
+"""States of recurrent layers, and the factors from which the rows of a pass update them.
 
 A pass reads the state after the committed text. Each row stores small factors of its update instead of a whole state:
-the input of the convolution, the decay, and the strength of the update. Committing a path computes the keys and values
-of its rows again from these inputs, and applies their updates to the state.
+the input of the convolution, the decay, and the strength of the update. Committing a path of the tree computes the keys
+and values of its rows again from the stored inputs, and applies the rows' updates to the state.
 
-Dims: R recurrent layers, K taps, C channels of the convolution, M slots, Hk and Hv heads, Dk and Dv their sizes.
+Dims: R recurrent layers, K taps, C channels of the convolution, M slots; Hk key and Hv value heads of size Dk and Dv.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ class StateBuffers:
     num_slots: int  # M, the number of rows of the widest pass
     windows: list[Tensor]  # R x [K - 1, C]: the text's last inputs of the convolution, oldest first
     inputs: list[Tensor]  # R x [M, C]: inputs of the convolution of the pass's rows
-    states: list[Tensor]  # R x [Hv, Dk, Dv] float32; empty if the layers only have a convolution, as are the others
+    states: list[Tensor]  # R x [Hv, Dk, Dv] float32; this and later lists are empty for layers with only a convolution
     decays: list[Tensor]  # R x [M, Hv] float32, logarithms
     strengths: list[Tensor]  # R x [M, Hv] float32: factors of the updates
     taps: list[Tensor]  # R x [K, C] float32: the convolution's weight, which commits need
@@ -45,8 +45,8 @@ class StateBuffers:
         """Allocate zeros for the states of all recurrent layers and for the factors of ``num_slots`` rows.
 
         Args:
-            recurrence: the layers and their sizes.
-            dtype: of the convolutions' windows and inputs; the other buffers are float32.
+            recurrence: the recurrent layers and their sizes.
+            dtype: dtype of the convolutions' windows and inputs; the other buffers are float32.
         """
 
         def zeros(shape: tuple[int, ...], dtype: torch.dtype, *, exists: bool = True) -> list[Tensor]:
@@ -68,6 +68,8 @@ class StateBuffers:
     def read_weights(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy the weights of the layers' convolutions, which commits need, from a model's ``tensors`` by name.
 
+        Nothing is copied for layers with only a convolution.
+
         Raises:
             YggdrasilError: a layer has no convolution called "conv1d".
         """
@@ -83,28 +85,30 @@ class StateBuffers:
     def set_weights(taps: Tensor, bias: Tensor, weight: Tensor, own_bias: Tensor | None) -> None:
         """Write a convolution's ``weight`` [K, C] to ``taps``, and its bias ``own_bias`` [C] to ``bias``.
 
-        With ``own_bias`` None, ``bias`` keeps its values.
+        If ``own_bias`` is None, ``bias`` keeps its values.
         """
         taps.copy_(weight)
         if own_bias is not None:
             bias.copy_(own_bias)
 
     def tensors(self) -> list[Tensor]:
-        """Return the buffers that steps take, by layer: window, inputs and, with states, state, decays, strengths."""
+        """Return the buffers that steps take, layer by layer: window, inputs and, if any, state, decays, strengths."""
         count = 5 if self.states else 2
         return [tensor for layer in self.layers for tensor in self.of_layer(layer)[:count]]
 
     def of_layer(self, layer: int) -> list[Tensor]:
         """Return the buffers of the recurrent layer with this index in the model.
 
-        They are window, inputs and, with states, state, decays, strengths, taps, biases.
+        They are window and inputs and, unless the layer has only a convolution, state, decays, strengths, taps, biases.
         """
         number = self.layers.index(layer)
         parts = self.windows, self.inputs, self.states, self.decays, self.strengths, self.taps, self.biases
         return [part[number] for part in parts if part]
 
     def commit(self, start: int, rows: Sequence[int], num_threads: int) -> None:
-        """Update the recurrent states in place by the accepted ``rows`` of the last pass, at most once per pass.
+        """Apply the updates of the last pass's accepted ``rows`` to the recurrent states, in place.
+
+        Call it at most once per pass.
 
         Args:
             start: number of committed tokens before the pass.
@@ -117,14 +121,14 @@ class StateBuffers:
         )  # fmt: skip
 
     def commit_captured(self, start: Tensor, rows: Tensor, count: Tensor) -> None:
-        """Update the recurrent states in place by a pass's accepted rows, within a CUDA graph.
+        """Apply the updates of a pass's accepted rows to the recurrent states, in place, within a CUDA graph.
 
         All arguments are int64 tensors, since the host does not know their values.
 
         Args:
             start: [1], number of committed tokens before the pass.
             rows: [W] row indices of the pass; the first ``count`` are accepted, along a path of the tree.
-            count: [1].
+            count: [1], number of accepted rows.
         """
         slots = (start + rows) % self.num_slots
         places = torch.arange(slots.shape[0], device=slots.device)
@@ -155,8 +159,8 @@ def parents_of(tree_mask: Tensor) -> Tensor:
     """Return the parent row of each of the W rows of a pass, [W] int64; -1 for a row that has none in the pass.
 
     Args:
-        tree_mask: [W, W] bool: whether row i attends to row j. The rows before i that it attends to are its ancestors
-            in the tree, and the last of them is its parent; other entries are ignored.
+        tree_mask: [W, W] bool: whether row i attends to row j. The rows before i that row i attends to are its
+            ancestors in the tree, and the last of them is its parent. Entries with j >= i are ignored.
     """
     rows = torch.arange(1, tree_mask.shape[0] + 1, device=tree_mask.device)
     # NOTE: no ``tril``, whose OpenMP threads wait awake after it and slow down the native threads of the pass.

@@ -1,7 +1,8 @@
-"""Replaces the recurrences of transformers' models by operators that follow the paths of a tree.
+"""Replaces the recurrence functions of transformers' models by operators that follow the paths of a tree.
 
-The mixers of all families call functions of their module for convolution and recurrence, and pass on the arguments of
-the model. These functions are wrapped: if the arguments have a step's cache, the operators here run instead.
+In all families, recurrent layers call functions of their Python module for convolution and recurrence, and pass on the
+model's keyword arguments. These functions are wrapped: if the arguments have a ``step_cache``, the operators of this
+module run instead.
 """
 
 import sys
@@ -25,7 +26,7 @@ def serve_recurrent_layers(model: PreTrainedModel) -> None:
     Calls without a step's cache still run the original functions.
 
     Raises:
-        YggdrasilError: none of its modules has such functions.
+        YggdrasilError: none of the model's Python modules has such functions.
     """
     served = [_serve(sys.modules[name]) for name in {type(module).__module__ for module in model.modules()}]
     if not any(served):
@@ -33,7 +34,7 @@ def serve_recurrent_layers(model: PreTrainedModel) -> None:
 
 
 def _serve(file: Any) -> bool:
-    """Wrap the functions of one Python module; return whether it has any."""
+    """Wrap the recurrence functions of the Python module ``file``; return whether it has any."""
     found = [name for name in _OPERATORS if name in vars(file)]
     for name in found:
         own = getattr(file, name)

@@ -10,17 +10,17 @@ NUM_STATES = 1 + _MOST
 
 
 class KeptStates:
-    """Copies of recurrent states, by the number of tokens that they include."""
+    """Copies of a text's recurrent states, by the number of tokens after which each was made."""
 
     def __init__(self, kept: dict[int, SavedState]) -> None:
         self.kept = kept
 
     def resume_points(self) -> Collection[int]:
-        """Return the numbers of tokens after which a text can continue: 0, and those after which states were copied."""
+        """Return the numbers of tokens after which a text can continue: 0, and the number of tokens of every copy."""
         return {0, *self.kept}
 
     def begin(self, num_rows: int) -> None:
-        """Drop the copies of states that include more than ``num_rows`` tokens, one of ``resume_points``."""
+        """Drop the copies made after more than ``num_rows`` tokens; ``num_rows`` must be one of ``resume_points``."""
         self.kept = {place: saved for place, saved in self.kept.items() if place <= num_rows}
 
     def forget(self) -> None:
@@ -47,16 +47,16 @@ class TextStates(KeptStates):
         return self._buffers.num_slots
 
     def resume_points(self) -> Collection[int]:
-        """Return the numbers of tokens after which the text can continue without running them again.
+        """Return the numbers of tokens after which the text can continue without running earlier tokens again.
 
-        They are 0, those that a copy of the states includes, and the present number, unless an update was interrupted.
+        They are 0, the number of tokens of every copy, and the current number, unless an update was interrupted.
         """
         return {0, *self.kept} if self._num_read is None else {0, self._num_read, *self.kept}
 
     def begin(self, num_rows: int) -> None:
-        """Set the recurrent states to those after the first ``num_rows`` tokens, one of ``resume_points``.
+        """Set the recurrent states to those after the first ``num_rows`` tokens, and drop copies after more tokens.
 
-        Copies that include more tokens are dropped.
+        ``num_rows`` must be one of ``resume_points``. If it is the current number, the current states are copied.
         """
         if num_rows == self._num_read:
             self.keep()  # a request begins here, and its tokens may be dropped later
@@ -72,7 +72,7 @@ class TextStates(KeptStates):
         self._num_read = num_rows
 
     def commit(self, start: int, rows: Sequence[int]) -> None:
-        """Update the recurrent states by the accepted ``rows`` of the last pass.
+        """Apply the updates of the last pass's accepted ``rows`` to the recurrent states.
 
         Args:
             start: number of committed tokens before the pass.
@@ -93,10 +93,10 @@ class TextStates(KeptStates):
             self.keep()
 
     def keep(self) -> None:
-        """Copy the present recurrent states, so that the text can resume here.
+        """Copy the current recurrent states, so that the text can resume after the current number of tokens.
 
-        Of more than 4 copies, the one that has the fewest tokens more than its predecessor is dropped, but never the
-        newest.
+        Nothing is copied for an empty text or after an interrupted update. If there are more than 4 copies, the one
+        nearest to its predecessor, in tokens, is dropped, but never the newest.
         """
         if self._num_read:
             self.kept.setdefault(self._num_read, self._buffers.save())
@@ -111,13 +111,13 @@ class TextStates(KeptStates):
         self.begin(0)
 
     def copy(self) -> KeptStates:
-        """Return copies of the recurrent states at all resume points, the present one included.
+        """Return all copies of the recurrent states, including a new copy of the current states.
 
-        Later passes do not change them.
+        Later passes do not change the result.
         """
         return KeptStates({**self.kept, self._num_read: self._buffers.save()} if self._num_read else dict(self.kept))
 
     def restore(self, copies: KeptStates) -> None:
-        """Replace the copies of states by ``copies``. ``begin`` must follow, and loads one of them."""
+        """Replace the copies of states by ``copies``; the caller must then call ``begin``, which loads one of them."""
         self._num_read = None
         self.kept = dict(copies.kept)
