@@ -187,6 +187,26 @@ def test_a_full_memory_is_one_sentence(monkeypatch):
     assert decoder.generate(PROMPT, max_new_tokens=5).tokens == pair.reference(PROMPT, 5)
 
 
+def test_work_that_has_failed_runs_before_it_is_recorded(monkeypatch):
+    """Recording allows no allocation, and the run that failed may have allocated nothing."""
+    recorder, log, faults = Recorder(torch.device("cpu")), [], [torch.OutOfMemoryError("full")]
+
+    def work():
+        log.append("run")
+        if faults:
+            raise faults.pop()
+        return ()
+
+    monkeypatch.setattr(recorder, "record", lambda run: log.append("record") or run)
+    step = recorder.capture(work)
+    with pytest.raises(YggdrasilError, match="memory is full"):
+        step()
+    step()
+    assert log == ["run", "run"]
+    step()
+    assert log == ["run", "run", "record", "run"]
+
+
 @pytest.mark.parametrize(("owner", "name"), [(HostBuffer, "write"), (Readback, "wait"), (PreparedRequest, "begin")])
 def test_a_memory_that_fills_outside_a_capture_ends_one_request(monkeypatch, owner, name):
     """Also where a buffer or a transfer is at fault, and the next request decodes."""

@@ -82,14 +82,19 @@ def test_a_card_that_is_too_small_is_named_before_anything_is_loaded(tmp_path, m
     caches = memory_limits.kv_bytes(sizes_of(source), torch.bfloat16, 80)
     needed = weights + caches + 1000 + 12 * 9 * sizes_of(source).vocab_size
 
-    def check(num_free, is_there=False, device=CARD):
+    def check(num_free, is_there=False, device=CARD, stored="full", has_triton=True):
         with_free(monkeypatch, num_free)
-        check_card([ToLoad(source, "full", is_there)], torch.bfloat16, device, 64, 80, 9)
+        monkeypatch.setattr(gpu_memory, "has_triton", lambda: has_triton)
+        check_card([ToLoad(source, stored, is_there)], torch.bfloat16, device, 64, 80, 9)
 
     check(needed)
     check(needed - weights, is_there=True)
     check(0, device=torch.device("cpu"))
-    for options in ({"num_free": needed - 1}, {"num_free": needed - weights - 1, "is_there": True}):
+    check(needed - 1, stored="file")
+    for options in (
+        {"num_free": needed - 1}, {"num_free": needed - weights - 1, "is_there": True},
+        {"num_free": needed - 1, "stored": "file", "has_triton": False},
+    ):  # fmt: skip
         with pytest.raises(YggdrasilError, match=r"model.gguf would take about .* GB of the GPU's memory are free"):
             check(**options)
 

@@ -109,7 +109,7 @@ def _load_lower(levels: Sequence[Level]) -> str | None:
     """Load the package's first intact library of ``levels``; return the name of its level, or None without any."""
     for level in levels:
         library = INSTALLED / library_name(level)
-        if _is_whole(library):
+        if _is_whole(library, tells=False):
             _open(library, level)
             return level.name
     return None

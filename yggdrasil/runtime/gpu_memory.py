@@ -16,6 +16,7 @@ from yggdrasil.checkpoints.formats.names import Weights
 from yggdrasil.checkpoints.mxfp4 import BLOCKS as MXFP4_BLOCKS
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.native import has_triton
 from yggdrasil.runtime.memory_limits import free_bytes, kv_bytes
 from yggdrasil.runtime.native_steps.loading import sizes_of
 
@@ -53,7 +54,7 @@ def check_card(
     free = None if device.type == "cpu" else free_bytes(device)
     if free is None:
         return
-    weights = sum(0 if each.is_there else weight_bytes(each.source, dtype, each.weights) for each in models)
+    weights = sum(0 if each.is_there else weight_bytes(each.source, dtype, _loaded_as(each)) for each in models)
     sizes = [sizes_of(each.source) for each in models]
     caches = sum(kv_bytes(each, dtype, capacity) for each in sizes)
     graphs = _GRAPHS + sum(4 * _LOGITS_COPIES * rows * each.vocab_size for each in sizes)
@@ -65,6 +66,11 @@ def check_card(
         f"{max_length} tokens and {graphs / 1e9:.1f} GB for CUDA graphs, but {free / 1e9:.1f} GB of the GPU's memory "
         "are free; take --weights q8_0 or another format, less --max-length, a smaller model, or --device cpu"
     )
+
+
+def _loaded_as(model: ToLoad) -> Weights:
+    """Return the format in which a GPU holds the weights: without Triton a file's blocks are dequantised."""
+    return "full" if model.weights == "file" and not has_triton() else model.weights
 
 
 def weight_bytes(source: Source, dtype: torch.dtype, weights: Weights) -> int:

@@ -37,10 +37,11 @@ class Capture:
     def __call__(self) -> Sequence[Tensor]:
         if self._replay is not None:
             return self._replay()
-        if not self._was_run:
-            self._was_run = True
-            return _with_less(lambda: self._recorder.run(self._run))
-        return self.prepare()()
+        if self._was_run:
+            return self.prepare()()
+        outputs = _with_less(lambda: self._recorder.run(self._run))
+        self._was_run = True
+        return outputs
 
     @property
     def is_prepared(self) -> bool:
