@@ -168,6 +168,7 @@ def test_a_first_use_without_the_native_library_leaves_no_plan_for_later(save, m
         ((str(TINY / "target"),), {"drafter": b"ngram"}, "drafter is b'ngram'"),
         ((str(TINY / "target"),), {"drafter": 5}, "drafter is 5"),
         ((str(TINY / "target"),), {"dtype": "float16"}, "dtype must be one of"),
+        ((str(TINY / "target"),), {"backend": "fast"}, "backend must be one of"),
     ],
 )
 def test_what_names_no_model_or_drafter_is_refused(arguments, options, said):

@@ -11,9 +11,11 @@ from yggdrasil.acceptance.grammar import Constraint
 from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.acceptance.speculation import Speculation
 from yggdrasil.drafters import Capabilities
+from yggdrasil.drafters.ngram import NGramDrafter
+from yggdrasil.drafters.protocol import DrafterGroup
 from yggdrasil.drafters.statistics.drafter import default_statistics
 from yggdrasil.engine.trace import InOrderExecutor
-from yggdrasil.policy.fixed import FixedPolicy
+from yggdrasil.policy.fixed import FixedPolicy, ModelFreePolicy
 from yggdrasil.policy.objective import Decision
 from yggdrasil.scheduling.stages import Schedule, all_variants
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
@@ -240,6 +242,12 @@ def test_only_exact_passes_of_any_width_have_free_guesses(pair, speculation, is_
     assert (generation.metrics.model_free_trees > 0) == is_model_free
     if speculation.is_lossless:
         assert generation.tokens == pair.reference(LOOPING, 40)
+
+
+def test_a_rule_that_finds_nothing_to_accept_says_so(pair):
+    decoder = pair.decoder(ModelFreePolicy(4), drafter=None, model_free=DrafterGroup([NGramDrafter()]))
+    with pytest.warns(UserWarning, match="the rule typical accepts drafts of a draft model or head alone"):
+        decoder.generate(LOOPING, max_new_tokens=4, speculation=Speculation(rule="typical"))
 
 
 def test_under_a_grammar_guesses_are_what_it_forces_or_allows(pair):

@@ -7,7 +7,7 @@ from own_drafter import Nobody
 from tiny_pair import TEXT, VOCAB_SIZE
 
 from yggdrasil.drafters import Capabilities
-from yggdrasil.drafters.protocol import DrafterGroup
+from yggdrasil.drafters.protocol import DrafterGroup, is_model_free
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.fixed import FixedPolicy, ModelFreePolicy
 from yggdrasil.tree.shape import TreeShape
@@ -88,6 +88,14 @@ def test_tokens_that_there_are_not_are_refused(pair, token):
 def test_what_is_no_guess_is_refused_where_it_is_attached(pair, given, error):
     with pytest.raises(error):
         pair.decoder(TREE, drafter=Attaching(*given)).generate(PROMPT, max_new_tokens=COUNT)
+
+
+def test_a_drafter_that_reads_states_has_a_cost():
+    """Without one it would be model-free, and get no states."""
+    drafter = Nobody()
+    drafter.capabilities = Capabilities(layers=(1,))
+    with pytest.raises(YggdrasilError, match="nobody reads hidden states, but its cost has no step"):
+        is_model_free(drafter)
 
 
 @pytest.mark.parametrize(

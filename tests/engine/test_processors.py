@@ -75,6 +75,15 @@ def test_best_tokens_under_a_processor(pair, name):
         assert decoder.generate(PROMPT, max_new_tokens=COUNT, sampling=sampling, speculation=way).tokens == expected
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_scores_in_another_dtype_are_taken(pair, dtype):
+    """Of a processor that computes in it. Halving scores changes no best token."""
+    sampling = SamplingParams(logits_processors=(lambda _, scores: (scores / 2).to(dtype),), temperature=1.0, seed=3)
+    decoder = pair.decoder(EGT)
+    found = [decoder.generate(PROMPT, max_new_tokens=COUNT, sampling=sampling, speculation=way).tokens for way in WAYS]
+    assert all(tokens == found[0] for tokens in found)
+
+
 @pytest.mark.parametrize("name", WARPERS)
 def test_drawn_tokens_with_the_same_coins(pair, monkeypatch, name):
     """Their loop draws with our coins: then the tokens are ours."""

@@ -225,12 +225,16 @@ class Sampler:
 
 
 def _checked(process: object, given: object, before: Tensor) -> Tensor:
-    """Return the scores ``given`` by a processor. Raises YggdrasilError unless they have the shape of ``before``."""
+    """Return the scores ``given`` by a processor in the dtype of ``before``.
+
+    Raises:
+        YggdrasilError: they have another shape than ``before``.
+    """
     if not isinstance(given, Tensor) or given.shape != before.shape:
         kind = tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
         name = getattr(process, "__name__", type(process).__name__)
         raise YggdrasilError(f"the logits processor {name} returned {kind}, not scores of shape {tuple(before.shape)}")
-    return given
+    return given.to(before.dtype)
 
 
 def _check_finite(scores: npt.NDArray[np.floating[Any]]) -> None:

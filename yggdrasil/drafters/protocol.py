@@ -95,8 +95,18 @@ class Drafter(Protocol):
 
 
 def is_model_free(drafter: Drafter) -> bool:
-    """Return whether ``drafter.cost`` returns no steps, so that the policy counts no time for the proposals."""
-    return not drafter.cost(Budget(depth=1, width=1))
+    """Return whether ``drafter.cost`` returns no steps, so that the policy counts no time for the proposals.
+
+    Raises:
+        YggdrasilError: it returns none, but the drafter reads hidden states, which model-free drafters do not get.
+    """
+    if drafter.cost(Budget(depth=1, width=1)):
+        return False
+    if drafter.capabilities.layers:
+        raise YggdrasilError(
+            f"the drafter {drafter.name} reads hidden states, but its cost has no step; let cost return at least one"
+        )
+    return True
 
 
 def propose_in(drafter: Drafter, tree: TokenTree, root: int, budget: Budget) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -25,7 +25,7 @@ from yggdrasil.engine.engine import Engine
 from yggdrasil.engine.targets.captured_target import CapturedTarget, check_capturable
 from yggdrasil.engine.targets.logit_target import LogitTarget
 from yggdrasil.engine.targets.target import TargetModel
-from yggdrasil.errors import YggdrasilError
+from yggdrasil.errors import ArgumentValueError, YggdrasilError
 from yggdrasil.runtime.graphs import Capture, Recorder
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.memory_limits import check_caches
@@ -75,8 +75,10 @@ def usable_backend(wanted: Backend | None, device: torch.device) -> Backend | No
     On a GPU, "inductor" becomes "cudagraph". In all other cases ``wanted`` is returned unchanged, None included.
 
     Raises:
-        YggdrasilError: ``wanted`` is "native" and the device is a GPU.
+        YggdrasilError: ``wanted`` is "native" and the device is a GPU, or ``wanted`` is no backend.
     """
+    if wanted not in (None, *get_args(Backend)):
+        raise ArgumentValueError(f"backend must be one of {', '.join(get_args(Backend))}, not {wanted!r}")
     if device.type != "cuda":
         return wanted
     if wanted == "native":

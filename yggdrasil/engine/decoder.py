@@ -1,6 +1,7 @@
 """The ``Decoder``: generates text with one target, opened from a plan or built from an ``Assembly`` and a policy."""
 
 import json
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -223,6 +224,12 @@ class Decoder:
                 before=() if settings.begins_turn else tokens, keeps_special=settings.keeps_special,
             )  # fmt: skip
             prepared = self._prepare(tokens, settings.sampling, settings.speculation, eos)
+        if self.assembly.engine.drafter is None and settings.speculation.rule not in ("match", "off"):
+            warnings.warn(
+                f"the rule {settings.speculation.rule_name} accepts drafts of a draft model or head alone, and there "
+                "is none: the request is decoded plainly",
+                stacklevel=2,
+            )
         on_end = self._use_finished if settings.speculation.is_lossless else None
         # The table is loaded after the first token, which needs none; ``grow_table`` may replace it until then.
         return Request(
