@@ -44,6 +44,7 @@ from yggdrasil.drafters.heads.draft_vocabulary import Vocabulary
 from yggdrasil.drafters.heads.eagle.drafter import HeadDrafter
 from yggdrasil.drafters.heads.loading import load_head
 from yggdrasil.drafters.heads.medusa.drafter import MedusaDrafter
+from yggdrasil.drafters.heads.mtp.module import MtpHead
 from yggdrasil.drafters.heads.own_text import own_text
 from yggdrasil.drafters.protocol import Budget
 from yggdrasil.drafters.statistics.drafter import default_statistics
@@ -387,6 +388,13 @@ def test_a_block_head_is_tried_with_what_it_would_draft(case):
         for end, row in zip(ends.tolist(), logits, strict=True):
             wanted = case.twin.logits(of_text[:end], text, [end])[0, 0]
             torch.testing.assert_close(row, wanted, rtol=1e-3, atol=1e-3)
+
+
+@cases("qwen3_5_text")
+def test_positions_of_a_multimodal_family_have_axes_for_time_height_and_width(case):
+    """Its rotary embedding indexes them in transformers before 5.19."""
+    (head,) = (each for each in case.head.loaded.model.modules() if isinstance(each, MtpHead))
+    assert head._rotary_positions(torch.arange(4)).shape == (3, 1, 4)
 
 
 @cases(*FAMILIES)

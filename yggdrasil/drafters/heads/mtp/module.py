@@ -55,13 +55,19 @@ class MtpHead(StateHead):
         is_one = fused.dim() == 2  # the layer wants a batch
         x = fused[None] if is_one else fused
         output: Tensor = self.block(
-            x, position_ids=positions[None], position_embeddings=self.rotary(x, positions[None]),
+            x, position_ids=positions[None], position_embeddings=self.rotary(x, self._rotary_positions(positions)),
             attend=_in_a_batch(attend) if is_one else attend,
         )  # fmt: skip
         if is_one:
             output = output[0] if rows is None else output[0, rows]
         normed: Tensor = self.norm(output)
         return normed
+
+    def _rotary_positions(self, positions: Tensor) -> Tensor:
+        """Return the positions [W] as the rotary embedding takes them: [1, W], or [3, 1, W] in multimodal families."""
+        if hasattr(self.rotary, "mrope_section"):
+            return positions[None, None].expand(3, 1, -1)  # transformers before 5.19 does not expand them itself
+        return positions[None]
 
 
 def _layer_of(config: "PretrainedConfig") -> tuple[nn.Module, nn.Module]:
