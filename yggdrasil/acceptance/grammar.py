@@ -254,7 +254,12 @@ def _not_valid(constraint: Constraint, reason: object) -> YggdrasilError:
 
 
 def _to_llguidance(constraint: Constraint) -> str:
-    """Translate ``constraint`` to llguidance's grammar format. Raises ValueError if it is malformed."""
+    """Translate ``constraint`` to llguidance's grammar format, which does not find all of its faults.
+
+    Raises:
+        ValueError: it is no JSON schema, a regex that ends with one backslash, or no GBNF grammar.
+        RecursionError: its JSON is nested too deeply.
+    """
     from llguidance import LLMatcher, grammar_from
 
     if constraint.kind == "json_schema":

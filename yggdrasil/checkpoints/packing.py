@@ -20,7 +20,7 @@ _CPU = torch.device("cpu")
 
 
 class PackedLinear(nn.Module):
-    """``nn.Linear`` with weights in the layout of ``yggdrasil::packed_linear``; inference only."""
+    """``nn.Linear`` with unquantised weights in the layout of ``yggdrasil::packed_linear``; inference only."""
 
     packed: Tensor
     bias: Tensor | None

@@ -103,12 +103,12 @@ _begun: dict[Path, Callable[[], str]] = {}  # folder in the cache -> function th
 
 
 def begin_reading(path: Path) -> bool:
-    """Begin to read the GGUF file ``path`` in a fork unless it was read before; return whether a fork was started.
+    """Start a fork that caches a GGUF file's configuration and tokenizer, unless they are; return whether it started.
 
-    The next ``Source.find`` of this file waits for the fork.
+    The next ``Source.find`` of this file waits for the fork, and raises its errors.
 
     Raises:
-        ArtifactError: the file cannot be read.
+        ArtifactError: the file is missing, or too damaged to be fingerprinted.
     """
     path = path.absolute()
     folder = _facts_folder(path)

@@ -67,7 +67,7 @@ def drafter(parameter: typer.CallbackParam, value: str) -> str:
 
 
 def rule(parameter: typer.CallbackParam, value: str) -> str:
-    """Return ``value`` if it is the name of an acceptance rule or "module:Class"; else raise YggdrasilError."""
+    """Return ``value`` if it names an acceptance rule or has the form "module:Class"; else raise YggdrasilError."""
     from yggdrasil.acceptance.speculation import RuleName
     from yggdrasil.own_class import is_own_class
 

@@ -162,7 +162,8 @@ def _source(stacklevel: int) -> str:
 
 
 def _module_of(frame: FrameType) -> ModuleType | None:
-    """Return the module whose code ``frame`` executes, as ``inspect.getmodule`` does without searching all modules."""
+    """Return the module whose code ``frame`` executes. Unlike ``inspect.getmodule`` this does not search all
+    modules."""
     return sys.modules.get(frame.f_globals.get("__name__", ""))
 
 

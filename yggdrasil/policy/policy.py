@@ -420,5 +420,5 @@ class RegretBudget:
         return {"balance": self._balance, "is_open": self.is_open}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Replace balance and openness by ``state``, a result of ``state()``."""
+        """Set the balance and ``is_open`` to those of ``state``, a result of ``state()``."""
         self._balance, self.is_open = state["balance"], state["is_open"]

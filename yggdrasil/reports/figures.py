@@ -187,7 +187,7 @@ def styled(figure: Figure, height: int, legend_y: float = -0.24, least_width: in
     Args:
         height: height of the figure in pixels.
         legend_y: vertical position of the legend, in units of the plot's height; below 0 is under the plot.
-        least_width: width in pixels below which labels would overlap.
+        least_width: width in pixels below which labels would overlap; a narrower page scrolls the figure.
     """
     figure.update_layout(
         height=height, paper_bgcolor=PAPER, plot_bgcolor=PAPER, margin={"l": 60, "r": 20, "t": 50, "b": 50},

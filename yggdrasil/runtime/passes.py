@@ -85,7 +85,7 @@ class ModelCall(Protocol):
 
 
 class StepModule(nn.Module):
-    """The computation of a step: ``forward(weights, caches, *inputs)``."""
+    """Base class of the computation of a step; subclasses define ``forward(weights, caches, *inputs)``."""
 
     def decoder_layers(self) -> Sequence[nn.Module]:
         """Return the decoder layers that can be compiled separately; here none, so the step is compiled as a whole."""

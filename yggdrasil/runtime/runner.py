@@ -205,7 +205,7 @@ class ModelRunner:
         return step
 
     def complete(self, report: Callable[[float], None] = lambda _: None) -> None:
-        """Build all declared steps that are not built; later, ``step`` raises YggdrasilError for any other.
+        """Build all declared steps that are not built. Later, ``step`` raises YggdrasilError for a step that is not.
 
         Args:
             report: called after each step with the fraction of steps that are built; the last is 1.

@@ -146,8 +146,8 @@ def search(
 ) -> list[Candidate]:
     """Return the best ``keep`` combinations of schedule and tree shape, best prediction first.
 
-    Of equal predictions of one shape only the simplest schedule is listed. Shapes whose lower bound of the latency is
-    above that of the worst kept candidate are skipped, which does not change the result.
+    Of equal predictions of one shape only the simplest schedule is listed. Shapes that, by their bound, cannot rank
+    above the worst kept candidate are skipped, which does not change the result.
 
     Args:
         space: schedules and shapes to combine.

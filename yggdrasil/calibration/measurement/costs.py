@@ -41,7 +41,8 @@ def step_ms(samples: Iterable[Sample], stage: str) -> dict[int, float]:
 
 
 def shows_pause(samples: Sequence[Sample]) -> bool:
-    """Return whether a pause of the machine made the least time of a pass or draft step too long (``has_pause``)."""
+    """Return whether ``has_pause`` is true of the least times of the passes or of the draft steps, at one context
+    length."""
     return any(has_pause(step_ms(samples, stage)) for stage in ("pass", "grow"))
 
 

@@ -156,7 +156,7 @@ class CapturedTarget(PromptReader):
         """Launch one CUDA graph that ranks the tree, verifies its ``width`` best nodes and accepts a path.
 
         The graph also moves the accepted KV entries. Returns its outputs, still on the device: the result as ``finish``
-        packs it, then [W, H] of each layer that a drafter reads.
+        packs it, then the output [W, H] of each layer that a drafter reads.
         """
         return self._launch_pass("verify", width)
 

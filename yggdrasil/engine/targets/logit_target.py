@@ -119,8 +119,8 @@ class LogitTarget:
         """Accept a path of the verified tree by the request's rule and sampler.
 
         Return the path's tokens, rows and hidden states. ``outputs`` is the result of ``verify``. The outcome's
-        ``rows`` lack those that width-1 passes have already committed, and count from the end of the text committed so
-        far, as ``commit`` expects.
+        ``rows`` omit rows that passes of width 1 have already committed. They count from the end of the text committed
+        so far, as ``commit`` expects.
 
         Raises:
             YggdrasilError: logits are not finite, no token is possible, or the rule does not take this kind of drafts.

@@ -130,7 +130,8 @@ class Writer:
         """Write the bytecode of a causal convolution along a tree's paths; return the tensor number of its output.
 
         Args:
-            values: tensor numbers: inputs, two factors, weight, bias, window, the buffer of inputs, offsets, parents.
+            values: tensor numbers: inputs, factor of the inputs, factor of the output (after SiLU), weight, bias,
+                window, the buffer of inputs, offsets, parents. ``NOTHING`` omits a factor.
             is_silu: apply SiLU to the output.
         """
         return self._stage(_CONVOLUTION, values, [int(is_silu)], [0.0] * 3)

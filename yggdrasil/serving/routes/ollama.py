@@ -242,7 +242,7 @@ _SAME = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop", 
 
 
 def _options(options: dict[str, Any]) -> dict[str, Any]:
-    """Translate Ollama's options to chat fields. Options of the runtime, such as ``num_ctx``, are ignored."""
+    """Translate Ollama's options to chat fields. All others, such as ``num_ctx`` and ``mirostat``, are ignored."""
     given = {name: options[name] for name in _SAME if options.get(name) is not None}
     for name in ("temperature", "top_p", "min_p", "typical_p", "presence_penalty", "frequency_penalty"):
         if type(given.get(name)) is int:
