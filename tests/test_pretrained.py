@@ -150,6 +150,16 @@ def test_a_provisional_plan_serves_its_own_drafters_until_there_is_a_calibrated_
     assert find_plan(TARGET, None, None) == first
 
 
+def test_a_first_use_in_float32_decides_nothing_for_those_without_a_dtype(save):
+    """Whether it is newer or older than the first use in bfloat16."""
+    usual = save(plan(is_provisional=True), automatic_name(TARGET, None, "bfloat16", "cpu"))
+    exact = save(plan(is_provisional=True, dtype="float32"), automatic_name(TARGET, None, "float32", "cpu"))
+    assert find_plan(TARGET, None, None) == usual
+    assert find_plan(TARGET, None, "float32") == exact
+    usual.unlink()
+    assert find_plan(TARGET, None, None) is None
+
+
 def test_a_first_use_without_the_native_library_leaves_no_plan_for_later(save, monkeypatch):
     """Its weights and step costs are those of PyTorch's operators."""
     with monkeypatch.context() as patch:

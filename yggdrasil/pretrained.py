@@ -30,7 +30,7 @@ from yggdrasil.engine import decoder as engine
 from yggdrasil.engine.assembly import best_device, open_device
 from yggdrasil.engine.loading import DtypeName
 from yggdrasil.engine.online_estimates import restore_estimates, was_busy
-from yggdrasil.engine.plan_lookup import automatic_name, find_plan, plan_name
+from yggdrasil.engine.plan_lookup import USUAL_DTYPE, automatic_name, find_plan, plan_name
 from yggdrasil.errors import ArgumentTypeError, ArgumentValueError, YggdrasilError
 from yggdrasil.native import is_native
 from yggdrasil.prompts import PROBE, encode_chat
@@ -110,7 +110,7 @@ class Decoder(engine.Decoder):
         path = find_plan(found, drafters, dtype, device)
         if path is None:
             open_loaded = partial(cls.from_loaded, backend=backend, max_length=max_length, check=_check_attention)
-            return _first_use(open_loaded, found, drafters, dtype or "bfloat16", backend, device, reporter, tokenizer)
+            return _first_use(open_loaded, found, drafters, dtype or USUAL_DTYPE, backend, device, reporter, tokenizer)
         decoder = cls.from_plan(
             path, target=found.given, backend=backend, max_length=max_length, tokenizer=tokenizer, phase=reporter.phase
         )

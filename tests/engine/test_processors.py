@@ -75,6 +75,22 @@ def test_best_tokens_under_a_processor(pair, name):
         assert decoder.generate(PROMPT, max_new_tokens=COUNT, sampling=sampling, speculation=way).tokens == expected
 
 
+def test_what_fails_behind_the_end_of_a_text_does_not_fail_the_text(pair):
+    """A tree goes on behind the last token that is asked for, and a processor may have nothing to say of that."""
+
+    def table(ids, scores):
+        assert ids.shape[1] < len(PROMPT) + 9, "asked for a token that no one wants"
+        return scores
+
+    decoder, sampling = pair.decoder(FixedPolicy(TreeShape(2, 8, 16))), SamplingParams(logits_processors=(table,))
+    for way in WAYS:
+        found = decoder.generate(PROMPT, max_new_tokens=9, sampling=sampling, speculation=way).tokens
+        assert found == pair.reference(PROMPT, 9)
+        with pytest.raises(AssertionError, match="that no one wants"):
+            decoder.generate(PROMPT, max_new_tokens=10, sampling=sampling, speculation=way)
+    assert decoder.generate(PROMPT, max_new_tokens=COUNT).tokens == pair.reference(PROMPT, COUNT)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_scores_in_another_dtype_are_taken(pair, dtype):
     """Of a processor that computes in it. Halving scores changes no best token."""

@@ -53,14 +53,24 @@ class MatchRule:
         The last token is a choice that no child holds (the bonus token) or an end token. Where ``tree.replay`` is set,
         a choice with a margin below ``tolerance`` is made again from a width-1 pass, and replaced if ``obeys``.
 
+        If no token can be chosen after an accepted child, the walk ends before that choice. The text may end there;
+        otherwise the next iteration raises the error, as plain decoding does.
+
         Raises:
-            YggdrasilError: the candidates of ``tree`` were drawn, a score is not finite, or no token is possible.
+            YggdrasilError: the candidates of ``tree`` were drawn, or after the root no token is possible or a score is
+                not finite.
+            Exception: whatever a user's logits processor has raised after the root.
         """
         _refuse_drawn(tree, "match")
         rows, tokens, row = [0], [], 0
         while True:
             logits = tree.logits[row]
-            choice = sampler.choose(logits)
+            try:
+                choice = sampler.choose(logits)
+            except Exception:
+                if not tokens:
+                    raise
+                return Walk(rows[:-1], tokens)
             if choice.margin < self.tolerance and tree.replay is not None:
                 exact_logits = tree.replay(rows)
                 exact = sampler.choose(exact_logits)

@@ -15,6 +15,8 @@ from yggdrasil.errors import ArtifactError
 from yggdrasil.native import is_native
 from yggdrasil.scheduling.plan import DeviceName, Plan
 
+USUAL_DTYPE: DtypeName = "bfloat16"  # of a first use
+
 
 def find_plan(
     model: Source, drafters: Sequence[str] | None, dtype: DtypeName | None, device: DeviceName | None = None
@@ -29,7 +31,7 @@ def find_plan(
             as not profitable; it must have no other draft model. A provisional plan must have been made for exactly
             these, in this order. If None or empty, the plan may be any calibrated plan, or a provisional plan that was
             made without named drafters.
-        dtype: dtype that the plan must have; None accepts any.
+        dtype: dtype that the plan must have; None accepts any for a calibrated plan, bfloat16 for a provisional one.
         device: device that the plan must have; None accepts any.
 
     Raises:
@@ -45,8 +47,8 @@ def find_plan(
         if dtype not in (None, plan.dtype) or device not in (None, plan.device) or _is_rounded(plan):
             continue
         is_meant = not wanted or _model_of(plan) <= wanted <= _considered(plan) | names_of(plan.model_free)
-        if plan.is_provisional:  # must have been created for the same drafters
-            is_meant = path.parent.name == automatic_name(model, drafters, plan.dtype, plan.device)
+        if plan.is_provisional:  # must have been created for the same drafters and dtype
+            is_meant = path.parent.name == automatic_name(model, drafters, dtype or USUAL_DTYPE, plan.device)
             is_meant = is_meant and _model_of(plan) <= wanted  # a head may have been trained since
         if is_meant:
             rank = (not plan.is_provisional, plan.target.weights == "file", path.stat().st_mtime_ns)
