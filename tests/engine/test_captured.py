@@ -232,6 +232,20 @@ def test_a_pass_that_the_host_decides_is_one_launch(pair):
     assert generation.metrics.aal > 1.5
 
 
+def test_no_request_is_prepared_for_the_host_while_another_runs(pair):
+    """The first one's passes are recorded, which overwrites the cache."""
+    decoder = pair.decoder(FixedPolicy(TreeShape(4, 3, 8)), SMALL, backend="cudagraph")
+    running = decoder.start(PROMPT, max_new_tokens=20)
+    pieces = iter(running)
+    next(pieces)
+    on_host = SamplingParams(logits_processors=(halved,))
+    with pytest.raises(YggdrasilError, match="this thread's own request is under way"):
+        decoder.start(TEXT[:9], max_new_tokens=4, sampling=on_host)
+    list(pieces)
+    assert running.result().tokens == pair.reference(PROMPT, 20)
+    assert decoder.generate(PROMPT, max_new_tokens=8, sampling=on_host).tokens == pair.reference(PROMPT, 8)
+
+
 def test_parity_is_refused(pair):
     decoder = pair.decoder(PLAIN_POLICY, backend="cudagraph")
     with pytest.raises(YggdrasilError, match="captured steps"):

@@ -67,6 +67,14 @@ def test_bytes_that_are_no_character_are_replaced_and_the_text_goes_on(names, te
     assert streamed(tokens_of(*names), stop=stop) == text
 
 
+@examples(300)
+@given(st.lists(st.sampled_from([*WORDS, *BYTES, "<0xE2>", "<0x82>", "<0xAC>"]), min_size=1), st.integers(2, 12))
+def test_accepted_drafts_do_not_change_what_is_streamed(names, block):
+    """Also where a run of bytes begins with a character and ends as none, which replaces the character."""
+    tokens = tokens_of(*names)
+    assert streamed(tokens, block=block) == streamed(tokens)
+
+
 def test_a_stop_string_behind_such_bytes_is_found():
     stream = TextStream(fallback_tokenizer(), frozenset(), 100, ["tree"])
     for token in tokens_of("😀", "<0xF0>", "▁the", "▁tree", "s"):

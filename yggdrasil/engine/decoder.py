@@ -362,7 +362,10 @@ class Decoder:
 
     @cached_property
     def _host(self) -> HostAcceptance:
-        return HostAcceptance(self.assembly, self._samplers)
+        if not isinstance(self.assembly.engine.target, CapturedTarget):
+            return HostAcceptance(self.assembly, self._samplers)
+        with self._turns.take(wait=True):  # recording its passes overwrites the KV cache
+            return HostAcceptance(self.assembly, self._samplers)
 
     def check_constraint(self, constraint: Constraint) -> None:
         """Check that a grammar constraint compiles within the limits of time and memory.

@@ -31,8 +31,12 @@ class IncrementalDetokenizer:
     def step(self, tokens: list[int]) -> str:
         """Add token ids, and return the text that they complete; "" while the last character is incomplete.
 
-        Tokens of an incomplete character are held until a later call completes it.
+        Tokens of an incomplete character are held until a later call completes it. The concatenated results of calls do
+        not depend on how the tokens are divided among the calls.
         """
+        # A decoder with byte fallback replaces all bytes of a run in which one is wrong, so the run's end decides.
+        if len(tokens) > 1 and "�" in self._decode([*self._ids, *tokens]):
+            return "".join(self.step([token]) for token in tokens)
         self._held += tokens
         piece = self._stream_step(tokens)
         if piece is None:  # an earlier piece would have to change
