@@ -201,6 +201,12 @@ def test_what_opens_no_plan_is_refused(plan, options, said):
         Decoder.from_plan(plan, force_machine=True, **options)
 
 
+def test_a_file_of_a_model_is_no_plan(tmp_path):
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(YggdrasilError, match=r"model\.gguf is a model and no plan; open it with Decoder"):
+        Decoder.from_plan(tmp_path / "model.gguf")
+
+
 def test_a_plan_that_left_a_drafter_out_is_found_for_it(save):
     """It would be left out again."""
     model, gave = ModelRef("x", DRAFTER.fingerprint(), 1), Expectation("mean", 1.5, 1.0, 1.2)

@@ -4,7 +4,7 @@ import pytest
 from tiny_pair import TEXT, make_pair
 from typer.testing import CliRunner
 
-from yggdrasil.acceptance.rules import MatchRule
+from yggdrasil.acceptance.rules import MatchRule, Walk
 from yggdrasil.acceptance.speculation import Speculation, own_rule
 from yggdrasil.cli.app import make_app
 from yggdrasil.errors import YggdrasilError
@@ -45,6 +45,40 @@ def test_an_own_rule_accepts(options, kind):
     assert generation.tokens == pair.reference(TEXT[:20], 30)
     assert 0 < generation.metrics.iterations <= rule.num_trees
     assert (generation.metrics.decoding.rule, generation.metrics.decoding.lossless) == (kind.name, kind.is_lossless)
+
+
+class Returning:
+    """Pushes the target's choice, and returns what it is told to."""
+
+    name, is_lossless = "returning", False
+
+    def __init__(self, given):
+        self.given = given
+
+    def walk(self, tree, sampler):
+        token = sampler.choose(tree.logits[0]).token
+        sampler.push(token, tree.logits[0])
+        return self.given(token)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (lambda _: None, "NoneType, not a Walk"),
+        (lambda token: ([0], [token]), "tuple, not a Walk"),
+        (lambda _: Walk([0], []), "1 rows and 0 tokens"),
+        (lambda token: Walk([], []), "0 rows and 0 tokens"),
+        (lambda token: Walk([3], [token]), "row 0 first"),
+        (lambda token: Walk([0, 9999], [token, 5]), "no path of the tree"),
+        (lambda token: Walk([0], [token + 1]), "pushed"),
+        (lambda _: Walk([0], [10**9]), "pushed"),
+    ],
+)
+def test_what_is_no_walk_is_refused_by_the_rules_name(given, said):
+    decoder = make_pair().decoder(FixedPolicy(TreeShape(4, 3, 8)))
+    rule = Returning(given)
+    with pytest.raises(YggdrasilError, match=f"the acceptance rule returning returned .*{said}"):
+        decoder.generate(TEXT[:20], max_new_tokens=9, speculation=Speculation(rule=rule, expansion=(2, 1)))
 
 
 def test_it_is_named_by_module_and_class():

@@ -29,6 +29,17 @@ def test_prompts_that_are_refused(pair, prompt, sentence):
             ask(prompt)
 
 
+@pytest.mark.parametrize("token", [-1, VOCAB_SIZE, 10**9])
+def test_end_tokens_outside_the_vocabulary_are_refused(pair, token):
+    with pytest.raises(YggdrasilError, match=f"stop_tokens holds token {token}, the vocabulary ends at 95"):
+        pair.decoder(TREE).generate(TEXT[:9], stop_tokens=[5, token])
+
+
+def test_a_stream_has_no_empty_pieces(pair):
+    """A request has: after each part of a prompt, and while a character is not whole."""
+    assert all(pair.decoder(TREE).stream("Then on, 😀é", max_new_tokens=20))
+
+
 def test_prompts_that_just_fit(pair):
     decoder = pair.decoder(TREE)
 

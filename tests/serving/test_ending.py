@@ -120,7 +120,7 @@ def test_sigterm_lets_an_answer_end_within_the_limit(tokens, signals):
         else:
             assert "shutting down" in last["error"]["message"]
     assert process.wait(60) == 0
-    assert process.stderr.read() == ""
+    assert process.stderr.read() == "yggdrasil: the running answer has 30 s to finish; a second Ctrl-C ends it\n"
 
 
 @pytest.mark.slow
@@ -156,10 +156,10 @@ def test_two_signals_at_once_end_an_idle_server_in_silence():
     assert process.stderr.read() == ""
 
 
-def test_a_third_signal_waits_for_no_client():
-    """As one that does not read what it is sent."""
+def test_a_third_signal_waits_for_no_client(capsys):
+    """As one that does not read what it is sent. The first says how long an answer has."""
     calls = []
-    worker = SimpleNamespace(drain=lambda: calls.append("drain"), give_up=lambda: calls.append("give up"))
+    worker = SimpleNamespace(is_busy=True, drain=lambda: calls.append("drain"), give_up=lambda: calls.append("give up"))
     server = _Server(uvicorn.Config("none"), worker, 60.0)
     states = []
     for _ in range(3):
@@ -168,11 +168,13 @@ def test_a_third_signal_waits_for_no_client():
 
     assert calls == ["drain", "give up", "give up"]
     assert states == [(True, False), (True, False), (True, True)]
+    said = "yggdrasil: the running answer has 60 s to finish; a second Ctrl-C ends it\n"
+    assert capsys.readouterr().err == said
 
 
 def test_what_runs_is_given_up_when_the_time_is_over():
     given_up = threading.Event()
-    worker = SimpleNamespace(drain=lambda: None, give_up=given_up.set)
+    worker = SimpleNamespace(is_busy=False, drain=lambda: None, give_up=given_up.set)
     _Server(uvicorn.Config("none"), worker, 0.0).handle_exit(signal.SIGTERM, None)
 
     assert given_up.wait(10)

@@ -99,6 +99,7 @@ def test_a_request_without_a_text_loads_the_model(server):
         ("/api/chat", {"messages": CHAT, "options": {"temperature": "hot"}}, 400),
         ("/api/generate", {"prompt": "a", "raw": True}, 400),
         ("/api/embed", {"input": "a"}, 400),
+        ("/api/embeddings", {"prompt": "a"}, 400),
         ("/api/show", {"model": "other"}, 404),
         ("/api/generate", {"model": "other"}, 404),
         ("/api/chat", {"model": "other", "messages": []}, 404),

@@ -6,7 +6,7 @@ output would have another distribution.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
@@ -62,7 +62,7 @@ class MatchRule:
             Exception: whatever a user's logits processor has raised after the root.
         """
         _refuse_drawn(tree, "match")
-        rows, tokens, row = [0], [], 0
+        rows, tokens, row = [0], list[int](), 0
         while True:
             logits = tree.logits[row]
             try:
@@ -236,6 +236,41 @@ class RelaxedRule:
 
 
 Rule: TypeAlias = MatchRule | DrawnRule | TypicalRule | RelaxedRule | OwnRule
+
+
+def accepted_walk(rule: Rule, tree: VerifiedTree, sampler: Sampler) -> Walk:
+    """Return the result of ``rule.walk``, which is checked if the rule is a user's.
+
+    Raises:
+        YggdrasilError: a user's rule returned no ``Walk``, rows that are no path from the root, or other tokens than it
+            pushed to ``sampler``; or ``walk`` raised it.
+    """
+    num_before = len(sampler.tokens)
+    walk = rule.walk(tree, sampler)
+    if isinstance(rule, MatchRule | DrawnRule | TypicalRule | RelaxedRule):
+        return walk
+    if fault := _fault_of(walk, tree, sampler.tokens[num_before:]):
+        raise YggdrasilError(f"the acceptance rule {rule.name} returned {fault}")
+    return cast("Walk", walk)
+
+
+def _fault_of(walk: Any, tree: VerifiedTree, pushed: Sequence[int]) -> str | None:
+    """Return what is wrong with a user's walk, or None. ``pushed``: tokens that the rule gave to the sampler."""
+    if not isinstance(walk, Walk):
+        return f"{type(walk).__name__}, not a Walk of rows and tokens"
+    rows, tokens = list(walk.rows), list(walk.tokens)
+    if len(rows) != len(tokens) or not rows or rows[0] != 0:
+        return f"{len(rows)} rows and {len(tokens)} tokens; there must be as many of both, and row 0 first"
+    path = [0]
+    for token in tokens[:-1]:
+        path.append(tree.children[path[-1]].get(token, -1))
+        if path[-1] < 0:
+            break
+    if rows != path:
+        return f"the rows {rows}, which are no path of the tree with the tokens {tokens}"
+    if tokens != list(pushed):
+        return f"the tokens {tokens}, but pushed {list(pushed)} to the sampler"
+    return None
 
 
 def make_rule(

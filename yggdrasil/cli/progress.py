@@ -176,7 +176,7 @@ _FIGURES = {  # names in ``bench.summary.summarise`` -> labels in the table
     "total_speedup": "speed-up, all prompts together",
     "repeats": "share of tokens that repeat their text",
     "end_to_end_speedup": "speed-up with the time of the prompt",
-    "predicted_speedup": "speed-up, predicted",
+    "predicted_speedup": "measured plain time over predicted time",
     "overhead_share": "share of time outside the models",
     "plain_overhead_share": "the same in plain decoding",
 }

@@ -145,7 +145,10 @@ class Assembly:
             YggdrasilError: there is no draft model.
         """
         if self.drafter is None or not self.has_draft_model:
-            raise YggdrasilError("drawn candidates and k-ary trees need a draft model; this decoder has none")
+            raise YggdrasilError(
+                "drawn candidates and k-ary trees need a draft model, and this decoder has none; name one with drafter "
+                "(--drafter)"
+            )
         tree = self.engine.tree
         widths = {*self.shapes.draft_widths, min(READ_WIDTH, tree.num_nodes)}
         with torch.inference_mode(False):

@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
@@ -30,7 +30,13 @@ from yggdrasil.engine.loading import DtypeName, check_opening, load_parts
 from yggdrasil.engine.online_estimates import OnlineEstimates
 from yggdrasil.engine.plan_parts import planned_policy
 from yggdrasil.engine.request import Generation, Request, RequestLock
-from yggdrasil.engine.request_options import RequestOptions, RequestSettings, check_prompt_tokens, near_tie_tolerance
+from yggdrasil.engine.request_options import (
+    RequestOptions,
+    RequestSettings,
+    check_prompt_tokens,
+    check_vocabulary,
+    near_tie_tolerance,
+)
 from yggdrasil.engine.scoring import score
 from yggdrasil.engine.targets.captured_target import CapturedTarget
 from yggdrasil.engine.text_stream import TextStream
@@ -188,7 +194,7 @@ class Decoder:
 
         Errors are those of ``generate``, raised when the first piece is requested.
         """
-        yield from self.start(prompt, **options)
+        yield from filter(None, self.start(prompt, **options))
 
     def chat(self, messages: Messages, **options: Unpack[RequestOptions]) -> Generation:
         """Answer a chat, such as ``[{"role": "user", "content": "Hello"}]``, and return text, tokens and metrics.
@@ -205,7 +211,7 @@ class Decoder:
         Errors are those of ``chat``, raised when the first piece is requested.
         """
         options["begins_turn"] = True
-        yield from self.start(self.encode_chat(messages), **options)
+        yield from filter(None, self.start(self.encode_chat(messages), **options))
 
     def start(self, prompt: str | Sequence[int], **options: Unpack[RequestOptions]) -> Request:
         """Check a prompt (text or token ids) and its options, and return a ``Request`` that has not begun to decode.
@@ -218,6 +224,7 @@ class Decoder:
         settings = RequestSettings.of(options)
         with self._preparing:  # threads may start requests concurrently
             tokens = self.encode(prompt)
+            check_vocabulary("stop_tokens", settings.stop_tokens, self.assembly.target.call.vocab_size)
             eos = (frozenset() if settings.ignore_eos else self.eos_tokens) | frozenset(settings.stop_tokens)
             stream = TextStream(
                 self.tokenizer, eos, settings.max_new_tokens, settings.stop, include_stop=settings.include_stop,
@@ -388,6 +395,8 @@ class Decoder:
         """
         if isinstance(prompt, list | tuple) and any(isinstance(item, Mapping | Message) for item in prompt):
             raise ArgumentTypeError("the prompt is a list of messages; give those to chat or stream_chat")
+        if not isinstance(prompt, str | Iterable):
+            raise ArgumentTypeError(f"the prompt is {prompt!r}; it must be text or a list of token ids")
         tokens = (
             encode_prompt(self.tokenizer, prompt) if isinstance(prompt, str) else check_tokens("the prompt", prompt)
         )

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 import torch
 
-from yggdrasil.artifacts.gguf import forget_headers
+from yggdrasil.artifacts.gguf import forget_headers, is_gguf
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.checkpoints.tokenizer import Tokenizer
@@ -130,6 +130,8 @@ def check_opening(plan: object, dtype: object, drafter: object, target: object) 
     """
     if not isinstance(plan, str | Path):
         raise ArgumentTypeError(f"the plan is {plan!r}; it must be a name or a path")
+    if is_gguf(Path(plan)):
+        raise ArgumentValueError(f"{plan} is a model and no plan; open it with Decoder.from_pretrained")
     if target is not None and not isinstance(target, str | Path):
         raise ArgumentTypeError(f"target is {target!r}; it must be the place of a model")
     if dtype is not None and dtype not in get_args(DtypeName):

@@ -103,9 +103,14 @@ def check_prompt_tokens(tokens: Sequence[int], limit: int, vocab_size: int) -> N
             f"the prompt has {len(tokens)} tokens, the context holds {limit}; shorten the prompt, or decode with "
             "a larger max_length (--max-length) if the model allows it"
         )
+    check_vocabulary("the prompt", tokens, vocab_size)
+
+
+def check_vocabulary(name: str, tokens: Sequence[int], vocab_size: int) -> None:
+    """Raise YggdrasilError, which begins with ``name``, if an id of ``tokens`` is outside 0 .. ``vocab_size`` - 1."""
     wrong = next((token for token in tokens if not 0 <= token < vocab_size), None)
     if wrong is not None:
-        raise YggdrasilError(f"the prompt holds token {wrong}, the vocabulary ends at {vocab_size - 1}")
+        raise YggdrasilError(f"{name} holds token {wrong}, the vocabulary ends at {vocab_size - 1}")
 
 
 def near_tie_tolerance(speculation: Speculation, measured: float | None) -> float:

@@ -116,6 +116,9 @@ class _Server(uvicorn.Server):
             self.force_exit = self._num_signals > 2  # do not wait for clients that do not read
             return
         self.should_exit = True
+        if self._worker.is_busy:
+            sentence = f"the running answer has {self._limit:.0f} s to finish; a second Ctrl-C ends it"
+            print(f"yggdrasil: {sentence}", file=sys.stderr, flush=True)  # noqa: T201
         self._worker.drain()
         timer = Timer(self._limit, self._worker.give_up)
         timer.daemon = True

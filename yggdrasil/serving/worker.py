@@ -46,6 +46,7 @@ class Worker:
         self.meters = ServerMetrics(lambda: len(self.line))
         self._opening, self._on_failure = opening, on_failure
         self._settings = settings
+        self.is_busy = False  # whether a request is being decoded
         self._is_ending = False
         self._mean_seconds = 1.0  # moving average over jobs
         self._trimmed, self._is_tidy = monotonic(), False  # when unused memory was last returned; no job since
@@ -113,10 +114,12 @@ class Worker:
         self._conversations = Conversations(self.decoder.assembly, self._settings.kept_bytes, measured)
         while (taken := self._next()) is not None:
             ask, job = taken
+            self.is_busy = True
             self.meters.busy.set(1)
             try:
                 self._serve(self.decoder, ask, job)
             finally:
+                self.is_busy = False
                 self.meters.busy.set(0)
             self._is_tidy = False
             if monotonic() - self._trimmed > _TRIM_SECONDS:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from yggdrasil.acceptance.drawn import DrawnTree
-from yggdrasil.acceptance.rules import MatchRule, Rule
+from yggdrasil.acceptance.rules import MatchRule, Rule, accepted_walk
 from yggdrasil.acceptance.sampler import Sampler
 from yggdrasil.acceptance.verified import VerifiedTree
 from yggdrasil.engine.targets.captured_logits import CapturedLogits
@@ -130,7 +130,7 @@ class LogitTarget:
         tree = VerifiedTree.of(layout.tolist(), logits, decision.drawn())
         replays = _Replays(self, tree)
         tree.replay = replays.decide
-        walk = decision.rule.walk(tree, decision.sampler)
+        walk = accepted_walk(decision.rule, tree, decision.sampler)
         if not isinstance(decision.rule, MatchRule) or decision.sampler.is_shaped:  # else ``choose`` checks them
             _check_finite(logits[walk.rows])
         states = [replays.states.get(row, [hidden[row], *(state[row] for state in layers)]) for row in walk.rows]

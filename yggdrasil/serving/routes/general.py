@@ -72,6 +72,7 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Text:
 @router.post("/v1/embeddings")
 @router.post("/embeddings", include_in_schema=False)
 @router.post("/api/embed", include_in_schema=False)
+@router.post("/api/embeddings", include_in_schema=False)
 async def embeddings() -> None:
     """Reject requests for embeddings, which are not supported."""
     raise Fault(400, "this server generates text and gives no embeddings; ask a server of an embedding model")

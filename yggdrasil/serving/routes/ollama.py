@@ -144,7 +144,9 @@ def show(body: OllamaModel, request: Request) -> dict[str, Any]:
 def _card(service: Service) -> dict[str, Any]:
     """Describe the served model as an entry of Ollama's list of models."""
     facts = service.decoder.assembly.target.loaded
-    details = {"format": "gguf" if service.model.endswith(".gguf") else "", "family": "", "families": None}
+    plan = service.decoder.plan
+    is_gguf = plan is not None and plan.target.source.endswith(".gguf")
+    details = {"format": "gguf" if is_gguf else "", "family": "", "families": None}
     size = sum(tensor.nbytes for tensor in facts.tensors.values())
     return {
         "name": service.model, "model": service.model, "modified_at": _when(service.started), "size": size,
