@@ -232,6 +232,16 @@ def test_a_pass_that_the_host_decides_is_one_launch(pair):
     assert generation.metrics.aal > 1.5
 
 
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 2.0, "seed": 1, "logprobs": 1}], ids=["best", "drawn"])
+def test_a_grammar_that_ends_before_the_least_length_leaves_no_token(pair, sampling):
+    """Without the check the first token of the vocabulary follows."""
+    drawn = SamplingParams(constraint=Constraint("regex", "a"), min_new_tokens=5, **sampling)
+    for policy in (PLAIN_POLICY, FixedPolicy(TreeShape(4, 3, 8))):
+        decoder = pair.decoder(policy, SMALL, backend="cudagraph", eos=[0])
+        with pytest.raises(YggdrasilError, match="no token may follow"):
+            decoder.generate(PROMPT, max_new_tokens=9, sampling=drawn)
+
+
 def test_no_request_is_prepared_for_the_host_while_another_runs(pair):
     """The first one's passes are recorded, which overwrites the cache."""
     decoder = pair.decoder(FixedPolicy(TreeShape(4, 3, 8)), SMALL, backend="cudagraph")

@@ -204,6 +204,18 @@ class Sampler:
                     found[row][token >> 3] &= 255 ^ (1 << (token & 7))
         return found
 
+    def can_choose(self, bits: npt.NDArray[np.uint8]) -> bool:
+        """Return whether a token of ``bits``, an entry of ``tree_bits``, may follow the committed text.
+
+        End tokens may not follow before ``min_new_tokens`` tokens.
+        """
+        if len(self.tokens) >= self.params.min_new_tokens:
+            return bool(bits.any())
+        allowed = bits.copy()
+        for token in self._eos:
+            allowed[token >> 3] &= 255 ^ (1 << (token & 7))
+        return bool(allowed.any())
+
     def push(self, token: int, row: Tensor) -> None:
         """Append ``token`` to the committed text, and record its log-probabilities if the request wants them.
 

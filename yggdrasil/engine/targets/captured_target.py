@@ -246,7 +246,7 @@ class CapturedTarget(PromptReader):
         for number, (row, token) in enumerate(zip(rows, tokens, strict=True)):
             if sampler.has_ended:
                 return
-            if sampler.has_masks and self._masks is not None and not self._masks[row].any():
+            if sampler.has_masks and self._masks is not None and not sampler.can_choose(self._masks[row]):
                 raise no_token_possible()
             sampler.note(token, None if found is None else found[number])
 
