@@ -77,14 +77,14 @@ def test_the_next_start_has_the_head_and_what_its_training_knows(trained, capsys
 
 def test_a_calibrated_plan_keeps_its_drafters(trained):
     plan = opened(trained).plan
-    replace(plan, is_provisional=False).save(pretrained.find_plan(pretrained.Source.find(trained.target), None, None))
+    replace(plan, is_provisional=False).save(pretrained.find_plan(pretrained.Source.find(trained.target), None, "float32"))
 
     assert opened(trained, train=trained.out).plan.drafter is None
 
 
 def test_a_plan_and_a_drafter_that_is_not_there_are_refused(trained):
     opened(trained)
-    plan = pretrained.find_plan(pretrained.Source.find(trained.target), None, None)
+    plan = pretrained.find_plan(pretrained.Source.find(trained.target), None, "float32")
     with pytest.raises(YggdrasilError, match="has other drafters; calibrate for"):
         opened(replace(trained, target=str(plan)), drafter=str(trained.out))
 
