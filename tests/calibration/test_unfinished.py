@@ -18,7 +18,7 @@ from yggdrasil.artifacts import read_csv, write_atomic, write_csv
 from yggdrasil.artifacts.lock import locked
 from yggdrasil.calibration import documents, pipeline
 from yggdrasil.calibration.calibration_settings import QUICK, CalibrationSettings, PairSource
-from yggdrasil.calibration.documents import usable_texts
+from yggdrasil.calibration.documents import usable_prompts
 from yggdrasil.calibration.measurement.steps import COLUMNS, Sample
 from yggdrasil.calibration.pair import check_pair, default_max_length
 from yggdrasil.calibration.work_folder import open_part, open_work, read_or_drop
@@ -111,14 +111,14 @@ def test_work_on_another_model_in_its_place_is_not_gone_on_with(tmp_path):
 def test_a_short_context_is_shared_by_the_prompt_and_what_follows(tmp_path, max_length, kept, written):
     settings = CalibrationSettings(pair(max_length=max_length, max_depth=8), TARGET_PROMPTS, "mine", tmp_path, QUICK)
     assert (settings.prompt_tokens, settings.tokens) == (kept, written)
-    texts = usable_texts(read_prompts(TARGET_PROMPTS), load_tokenizer(TARGET), settings)
+    texts = usable_prompts(read_prompts(TARGET_PROMPTS), load_tokenizer(TARGET), settings)
     assert max(map(len, texts)) == min(kept, 198)
 
 
 def test_a_context_without_room_is_refused(tmp_path):
     settings = CalibrationSettings(pair(max_length=63, max_depth=8), TARGET_PROMPTS, "mine", tmp_path, QUICK)
     with pytest.raises(YggdrasilError, match="--max-length 63 leaves no room to calibrate in; give at least 64"):
-        usable_texts(read_prompts(TARGET_PROMPTS), load_tokenizer(TARGET), settings)
+        usable_prompts(read_prompts(TARGET_PROMPTS), load_tokenizer(TARGET), settings)
 
 
 def test_a_part_of_the_work_begins_with_what_is_shared_and_goes_on_by_itself(tmp_path):

@@ -341,7 +341,7 @@ def test_a_training_goes_on_and_writes_a_head_that_loads(written):
 
 def test_what_a_head_would_save_is_told_at_every_look_and_on_its_card(written, target, monkeypatch):
     asked = []
-    estimate = Estimate("mine", StepCosts(1.0, {1: 1.0}, {1: 4.0, 8: 5.0}, 0.0, 4.0), is_reckoned=False)
+    estimate = Estimate("mine", StepCosts(1.0, {1: 1.0}, {1: 4.0, 8: 5.0}, 0.0, 4.0), is_estimated=False)
     monkeypatch.setattr(run, "estimate_from_plans", lambda *given: asked.append(given) or estimate)
     reporter = RecordedLines()
     train(written, reporter)

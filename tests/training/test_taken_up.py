@@ -77,7 +77,9 @@ def test_the_next_start_has_the_head_and_what_its_training_knows(trained, capsys
 
 def test_a_calibrated_plan_keeps_its_drafters(trained):
     plan = opened(trained).plan
-    replace(plan, is_provisional=False).save(pretrained.find_plan(pretrained.Source.find(trained.target), None, "float32"))
+    replace(plan, is_provisional=False).save(
+        pretrained.find_plan(pretrained.Source.find(trained.target), None, "float32")
+    )
 
     assert opened(trained, train=trained.out).plan.drafter is None
 

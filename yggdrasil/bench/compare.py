@@ -161,7 +161,7 @@ def _side_by_side(requests: Mapping[str, Request]) -> dict[str, Generation]:
     Each request is timed by itself. All requests are ended, also after an exception.
     """
     try:
-        under_way = {name: _behind_prompt(request) for name, request in requests.items()}
+        under_way = {name: _run_to_first_token(request) for name, request in requests.items()}
         while under_way:
             name = min(under_way, key=lambda each: len(requests[each].tokens))
             if next(under_way[name], None) is None:
@@ -171,7 +171,7 @@ def _side_by_side(requests: Mapping[str, Request]) -> dict[str, Generation]:
     return results
 
 
-def _behind_prompt(request: Request) -> Iterator[str]:
+def _run_to_first_token(request: Request) -> Iterator[str]:
     """Run the request to its first token without interruption, so that this is timed alone; return the other pieces."""
     pieces = request.without_streaming(_STRETCH)
     while not request.tokens:

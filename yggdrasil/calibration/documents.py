@@ -25,7 +25,7 @@ FIRST_PASS_DOCUMENTS = 4
 LEAST_LENGTH = 56  # tokens of context in addition to the deepest tree: for a prompt and some iterations
 
 
-def usable_texts(prompts: Sequence[Prompt], tokenizer: Tokenizer, settings: CalibrationSettings) -> list[list[int]]:
+def usable_prompts(prompts: Sequence[Prompt], tokenizer: Tokenizer, settings: CalibrationSettings) -> list[list[int]]:
     """Return the token ids of the prompts to calibrate on, in their order, at most ``settings.effort.documents``.
 
     A prompt is cut to its last ``settings.prompt_tokens`` tokens, and empty prompts are left out.

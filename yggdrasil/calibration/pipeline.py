@@ -22,7 +22,7 @@ from yggdrasil.artifacts import (
 from yggdrasil.artifacts.lock import locked
 from yggdrasil.calibration.calibration_settings import CalibrationSettings, PairSource, versions
 from yggdrasil.calibration.choose import Choice, choose
-from yggdrasil.calibration.documents import open_ended_stream, record_all, usable_texts
+from yggdrasil.calibration.documents import open_ended_stream, record_all, usable_prompts
 from yggdrasil.calibration.draft_vocabulary import restrict_vocabulary
 from yggdrasil.calibration.job import Job
 from yggdrasil.calibration.measurement.costs import costs_from, useful_verify_widths
@@ -76,7 +76,7 @@ def calibrate(settings: CalibrationSettings, reporter: Reporter) -> Path:
     """
     prompts = read_prompts(settings.prompts, chat=settings.chat)
     tokenizer = check_pair(settings.pair)
-    texts = usable_texts(prompts, tokenizer, settings)
+    texts = usable_prompts(prompts, tokenizer, settings)
     folder = profile_directory(settings.root, settings.name, current_machine())
     with locked(folder.with_name(folder.name + ".lock"), f"a calibration named {settings.name}"):
         assembly = build_assembly(settings.pair)

@@ -29,7 +29,7 @@ _HELP = """/help           list the commands
 
 
 @opens_decoder
-@opt.samples_as_the_model
+@opt.takes_recommended_sampling_options
 def chat(
     source: ModelArgument,
     system: Annotated[str | None, typer.Option(help="System prompt. Default: the template's own.")] = None,
@@ -43,7 +43,7 @@ def chat(
     from yggdrasil.engine.request_options import RequestSettings
 
     settings = RequestSettings(
-        max_new_tokens, tuple(stop or ()), speculation=opt.speculation_of(options), sampling=opt.named_sampling(options)
+        max_new_tokens, tuple(stop or ()), speculation=opt.speculation_of(options), sampling=opt.given_sampling(options)
     )  # checked before the model is loaded
     decoder = open_decoder(source, **opening_options(options), chat=True, train=train)
     if train is not None:

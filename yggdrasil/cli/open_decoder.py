@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from yggdrasil.artifacts.machine import may_have_accelerator
 from yggdrasil.cli.shared_options import Dtype
-from yggdrasil.cli.start_up import without_collections, work_ahead
+from yggdrasil.cli.start_up import without_garbage_collection, work_ahead
 from yggdrasil.errors import YggdrasilError
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def open_decoder(
     """
     check_source(source, chat=chat)
     go_on = work_ahead(source, packs=device == "cpu" or (device is None and not may_have_accelerator()))
-    with without_collections():
+    with without_garbage_collection():
         from yggdrasil.cli.progress import PhaseProgress
         from yggdrasil.pretrained import Decoder
 

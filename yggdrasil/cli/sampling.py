@@ -99,7 +99,7 @@ def _panel(parameter: Parameter) -> str | None:
     return cast("str | None", described.rich_help_panel)
 
 
-def samples_as_the_model(command: Callable[..., None]) -> Callable[..., None]:
+def takes_recommended_sampling_options(command: Callable[..., None]) -> Callable[..., None]:
     """Return ``command`` with the option ``greedy`` and the sampling and acceptance options added.
 
     This is for commands that by default sample as the model's files recommend. An option in ``OWN`` is None if the user
@@ -112,11 +112,11 @@ def samples_as_the_model(command: Callable[..., None]) -> Callable[..., None]:
     return with_options(command, [greedy, *usual])
 
 
-def named_sampling(options: dict[str, Any]) -> SamplingParams:
+def given_sampling(options: dict[str, Any]) -> SamplingParams:
     """Return the sampling parameters that the user has given; the others have their defaults (greedy decoding).
 
     Args:
-        options: values of the options that ``samples_as_the_model`` adds.
+        options: values of the options that ``takes_recommended_sampling_options`` adds.
 
     Raises:
         YggdrasilError: a value is invalid, or --greedy is combined with an option that samples.
@@ -132,13 +132,13 @@ def resolved_sampling(options: dict[str, Any], own: SamplingParams) -> SamplingP
     """Return the sampling parameters that the user has given; the others have the model's recommended values.
 
     Args:
-        options: values by option name, as ``samples_as_the_model`` adds them; None: not given by the user.
+        options: values by option name, as ``takes_recommended_sampling_options`` adds them; None: not given.
         own: parameters that the model's files recommend. They are not used with ``greedy`` or temperature 0.
 
     Raises:
-        YggdrasilError: as ``named_sampling``.
+        YggdrasilError: as ``given_sampling``.
     """
-    named = named_sampling(options)
+    named = given_sampling(options)
     if options["greedy"] or options["temperature"] == 0:
         return named
     return replace(named, **{name: getattr(own, name) for name in OWN if options[name] is None})
@@ -149,8 +149,8 @@ def sampling_of(options: dict[str, Any]) -> SamplingParams:
 
     Args:
         options: values by option name, as ``takes_decoding_options`` or ``takes_sampling_options`` adds them. Options
-            in ``OWN`` must not be None. Options that ``samples_as_the_model`` adds are for ``resolved_sampling`` and
-            ``named_sampling``.
+            in ``OWN`` must not be None. Options that ``takes_recommended_sampling_options`` adds are for
+            ``resolved_sampling`` and ``given_sampling``.
 
     Raises:
         YggdrasilError: a value is invalid, or the file of a JSON schema or grammar cannot be read.
@@ -187,7 +187,7 @@ def speculation_of(options: dict[str, Any]) -> Speculation:
     rule, expansion = options["rule"], options["expansion"]
     if options["speculation"] == "off" and rule not in ("match", "off"):
         raise YggdrasilError(f"--speculation off drafts nothing that --rule {rule} could accept; give one of the two")
-    _check_company(options)
+    _check_options_agree(options)
     return Speculation(
         rule="off" if options["speculation"] == "off" else _rule(rule),
         expansion=parse_widths(expansion) if expansion else None,
@@ -202,7 +202,7 @@ def _rule(name: str) -> RuleName | OwnRule:
 _OF_RULE = {"typical": ("typical_epsilon", "typical_delta"), "relaxed": ("relaxed_topk", "relaxed_delta")}
 
 
-def _check_company(options: dict[str, Any]) -> None:
+def _check_options_agree(options: dict[str, Any]) -> None:
     """Raise YggdrasilError if an option has no effect with the others."""
     exactness, rule = options["exactness"], options["rule"]
     for name, is_given, belongs in (

@@ -106,7 +106,7 @@ def is_before_torch() -> bool:
 
 
 @contextmanager
-def without_collections() -> Iterator[None]:
+def without_garbage_collection() -> Iterator[None]:
     """Switch the garbage collector off within the block, because it would slow the import of PyTorch down.
 
     Objects that exist at the end of the block are also exempt from later collections. Nothing happens if PyTorch is

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 from yggdrasil import __version__
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.serving.errors import ClientGone, ErrorReply, Fault, fault_of, invalid_fault, unread_fault
+from yggdrasil.serving.errors import ClientGone, ErrorReply, Fault, fault_of, http_fault, invalid_fault
 from yggdrasil.serving.middleware import Guard, HeadAsGet
 from yggdrasil.serving.routes import chat, completions, general, ollama, responses
 from yggdrasil.serving.server_settings import ServerSettings
@@ -93,5 +93,5 @@ async def _answer_invalid(request: Request, error: Exception) -> Response:
 
 async def _answer_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    fault = unread_fault(error)
+    fault = http_fault(error)
     return JSONResponse(fault.body(request.url.path), fault.status, error.headers)

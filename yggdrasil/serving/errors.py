@@ -150,7 +150,7 @@ def as_if_sent(kind: type[Sent], fields: dict[str, Any]) -> Sent:
         raise RequestValidationError([{**each, "loc": ("body", *each["loc"])} for each in error.errors()]) from error
 
 
-def unread_fault(error: HTTPException) -> Fault:
+def http_fault(error: HTTPException) -> Fault:
     """Return the error reply for an HTTPException of FastAPI or Starlette.
 
     If the exception's cause says why the body could not be read or parsed, the status is 400 and the message has the

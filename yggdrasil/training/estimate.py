@@ -24,7 +24,7 @@ class Estimate:
 
     plan: str
     costs: StepCosts
-    is_reckoned: bool  # whether the draft pass's cost is derived from the drafter's size, not measured
+    is_estimated: bool  # whether the draft pass's cost is derived from the drafter's size, not measured
 
     def describe(self, agreement: Sequence[float]) -> str:
         """Return one line with the speed-up over plain decoding that chains of the best length give.
@@ -34,7 +34,7 @@ class Estimate:
         """
         length, speedup = max(enumerate(self.speedups(agreement)), key=lambda each: each[1])
         chain = f"a chain of {length} drafted token{'s' * (length > 1)}"
-        reckoned = " and a draft pass estimated from its size" if self.is_reckoned else ""
+        reckoned = " and a draft pass estimated from its size" if self.is_estimated else ""
         costs = f"by the step costs of plan {self.plan}{reckoned}"
         if length == 0:
             return f"this head alone would not speed up decoding ({costs})"
@@ -88,7 +88,7 @@ def estimate_from_plans(
         costs = replace(
             costs, head_ms=pass_ms, draft_ms={1: level_ms}, overhead_ms=free_ms, model_free_overhead_ms=None
         )
-    return Estimate(plan.name, costs, is_reckoned=not measured)
+    return Estimate(plan.name, costs, is_estimated=not measured)
 
 
 def _plans_of(fingerprint: str, device: DeviceName) -> Iterator[Plan]:

@@ -26,7 +26,7 @@ from yggdrasil.training.windows import Window
 SHARD = 64  # windows that are computed, stored and trained on together
 _MIXED = 16  # shards that share 1,024 consecutive windows: neighbouring windows may have similar prompts
 _READ = 16  # batch size of the target's passes
-_LEAST_FREE = 0.5  # share of the disk's free space that one file may take
+_MOST_OF_FREE = 0.5  # share of the disk's free space that one file may take
 
 
 class Kept(NamedTuple):
@@ -85,7 +85,7 @@ class Features:
         self._folder.mkdir(parents=True, exist_ok=True)
         for older in self._folder.glob(f"{name}-*"):
             older.unlink()
-        if sum(tensor.nbytes for tensor in read.values()) < _LEAST_FREE * shutil.disk_usage(self._folder).free:
+        if sum(tensor.nbytes for tensor in read.values()) < _MOST_OF_FREE * shutil.disk_usage(self._folder).free:
             write_atomic(file, save(read))
 
     def _file(self, name: str, windows: Sequence[Window]) -> Path:
