@@ -40,6 +40,14 @@ def test_a_stream_has_no_empty_pieces(pair):
     assert all(pair.decoder(TREE).stream("Then on, 😀é", max_new_tokens=20))
 
 
+def test_a_stream_that_is_closed_ends_its_request(pair):
+    decoder = pair.decoder(TREE)
+    stream = decoder.stream(TEXT[:9], max_new_tokens=40)
+    assert next(stream)
+    stream.close()
+    assert decoder.generate(TEXT[:9], max_new_tokens=12).tokens == pair.reference(TEXT[:9], 12)
+
+
 def test_prompts_that_just_fit(pair):
     decoder = pair.decoder(TREE)
 

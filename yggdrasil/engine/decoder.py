@@ -3,7 +3,7 @@
 import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -194,7 +194,7 @@ class Decoder:
 
         Errors are those of ``generate``, raised when the first piece is requested.
         """
-        yield from filter(None, self.start(prompt, **options))
+        yield from _nonempty(self.start(prompt, **options))
 
     def chat(self, messages: Messages, **options: Unpack[RequestOptions]) -> Generation:
         """Answer a chat, such as ``[{"role": "user", "content": "Hello"}]``, and return text, tokens and metrics.
@@ -211,7 +211,7 @@ class Decoder:
         Errors are those of ``chat``, raised when the first piece is requested.
         """
         options["begins_turn"] = True
-        yield from filter(None, self.start(self.encode_chat(messages), **options))
+        yield from _nonempty(self.start(self.encode_chat(messages), **options))
 
     def start(self, prompt: str | Sequence[int], **options: Unpack[RequestOptions]) -> Request:
         """Check a prompt (text or token ids) and its options, and return a ``Request`` that has not begun to decode.
@@ -411,3 +411,9 @@ class Decoder:
         """
         with self._preparing:
             return self.encode(encode_chat(self.tokenizer, messages))
+
+
+def _nonempty(request: Request) -> Iterator[str]:
+    """Yield the pieces of ``request`` that are not empty. Closing the iterator ends the request."""
+    with closing(iter(request)) as pieces:
+        yield from filter(None, pieces)

@@ -107,7 +107,7 @@ class Request:
         self._has_begun = False
         self._iterators: WeakSet[Generator[str, None, None]] = WeakSet()
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Generator[str, None, None]:
         pieces = self._pieces()
         self._iterators.add(pieces)
         return pieces
