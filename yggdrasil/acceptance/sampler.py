@@ -174,7 +174,7 @@ class Sampler:
 
     @property
     def has_masks(self) -> bool:
-        """Whether ``tree_bits`` forbids tokens."""
+        """Whether the request has a grammar or bad words, so that ``tree_bits`` may forbid tokens."""
         return self.grammar is not None or bool(self._bad_words)
 
     def tree_bits(self, layout: Sequence[Sequence[int]], vocab_size: int) -> list[npt.NDArray[np.uint8]]:

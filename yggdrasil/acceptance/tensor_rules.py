@@ -63,7 +63,7 @@ def _relaxed_choices(rows: PassRows, scores: Tensor, choices: Tensor, inputs: Sa
 
 
 def _accept_typical(rows: PassRows, scores: Tensor, choices: Tensor, inputs: SamplingInputs) -> tuple[Tensor, Tensor]:
-    """Accept the longest path of typical tokens; of several longest paths, the most probable path."""
+    """Return what ``accept`` returns for the longest path of typical tokens; of several longest, the most probable."""
     width = choices.shape[0]
     is_root = torch.arange(width, device=choices.device) == 0
     law = (inputs.vocabulary == scores.argmax(-1, keepdim=True)).double()

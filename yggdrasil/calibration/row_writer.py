@@ -36,7 +36,7 @@ class Task(NamedTuple):
 
 
 class Written:
-    """The text of a task: its whole prompt and the tokens that the model answered, end token included."""
+    """The text of a task as it grows: first the rest of a sampled prompt, then the answer, end token included."""
 
     def __init__(self, task: Task) -> None:
         self.task, self.prompt, self.tokens = task, list(task.prompt), list[int]()

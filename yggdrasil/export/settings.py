@@ -117,7 +117,7 @@ _NOT_SAID_OF_TEXT: dict[EngineName, tuple[str, ...]] = {
 
 
 def unsupported_features(engine: EngineName, *, by_model: bool) -> tuple[str, ...]:
-    """Return phrases on features of the plan for which the engine has no option, or which were not tried.
+    """Return phrases on our features that ``engine`` has no option for, and on its options that were not tried.
 
     Args:
         by_model: whether a draft model or head drafts; False: an n-gram lookup.

@@ -270,7 +270,7 @@ def _replay(module: nn.Module, inputs: Sequence[Tensor], record: _Record, step_c
 def _tree_attention_alone(
     module: nn.Module, inputs: Sequence[Tensor], record: _Record, terms: dict[str, Any]
 ) -> Iterator[tuple[_Part, Tensor]]:
-    """Yield each part of the text and tree attention's output [1, W, Hq, D]; a sibling has its token's inputs."""
+    """Yield (part of the text, tree attention's output [1, W, Hq, D] of it); a sibling has its token's inputs."""
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     length = 2 * inputs[0].shape[2]
     keys, values = (torch.zeros_like(inputs[1][0, :, :1]).repeat(1, length, 1) for _ in range(2))

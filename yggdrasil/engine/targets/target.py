@@ -329,7 +329,7 @@ class NativeVerifyLogitsStep(VerifyLogitsStep):
     ) -> tuple[Tensor, ...]:
         """Do what ``VerifyLogitsStep.forward`` does, with the same arguments and results.
 
-        Every call must pass the same buffers as the first. The next call overwrites the layout.
+        Every call must pass the same buffers as the first. The next call overwrites the first result, the rows' layout.
         """
         rows, found = self._native.run(weights, caches, root, chosen, tree_buffers)
         return rows.layout, found.logits, found.hidden.float(), *found.layers
