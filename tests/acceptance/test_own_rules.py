@@ -48,7 +48,7 @@ def test_an_own_rule_accepts(options, kind):
 
 
 class Returning:
-    """Pushes the target's choice, and returns what it is told to."""
+    """Pushes the target's choice, and returns the result of ``given`` for it."""
 
     name, is_lossless = "returning", False
 

@@ -7,7 +7,7 @@ from own_drafter import Nobody
 from tiny_pair import TEXT, VOCAB_SIZE
 
 from yggdrasil.drafters import Capabilities
-from yggdrasil.drafters.protocol import DrafterGroup, is_model_free
+from yggdrasil.drafters.protocol import DrafterGroup, check_tree, is_model_free
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.fixed import FixedPolicy, ModelFreePolicy
 from yggdrasil.tree.shape import TreeShape
@@ -88,6 +88,17 @@ def test_tokens_that_there_are_not_are_refused(pair, token):
 def test_what_is_no_guess_is_refused_where_it_is_attached(pair, given, error):
     with pytest.raises(error):
         pair.decoder(TREE, drafter=Attaching(*given)).generate(PROMPT, max_new_tokens=COUNT)
+
+
+def test_nodes_after_a_removed_one_are_checked(pair):
+    """A grammar removes nodes by their scores, so that the tree has gaps."""
+    tree = pair.decoder(TREE).assembly.engine.tree
+    tree.plant(5)
+    for token in (6, 7, VOCAB_SIZE):
+        tree.attach(0, token, -0.1)
+    tree.scores[1] = float("-inf")
+    with pytest.raises(YggdrasilError, match=f"the drafter mine attached token {VOCAB_SIZE}"):
+        check_tree(tree, 5, VOCAB_SIZE, "mine")
 
 
 def test_a_drafter_that_reads_states_has_a_cost():

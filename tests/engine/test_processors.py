@@ -76,17 +76,17 @@ def test_best_tokens_under_a_processor(pair, name):
 
 
 def test_what_fails_behind_the_end_of_a_text_does_not_fail_the_text(pair):
-    """A tree goes on behind the last token that is asked for, and a processor may have nothing to say of that."""
+    """A tree continues after ``max_new_tokens``, where a processor may fail; plain decoding never calls it there."""
 
     def table(ids, scores):
-        assert ids.shape[1] < len(PROMPT) + 9, "asked for a token that no one wants"
+        assert ids.shape[1] < len(PROMPT) + 9, "called after the end of the text"
         return scores
 
     decoder, sampling = pair.decoder(FixedPolicy(TreeShape(2, 8, 16))), SamplingParams(logits_processors=(table,))
     for way in WAYS:
         found = decoder.generate(PROMPT, max_new_tokens=9, sampling=sampling, speculation=way).tokens
         assert found == pair.reference(PROMPT, 9)
-        with pytest.raises(AssertionError, match="that no one wants"):
+        with pytest.raises(AssertionError, match="after the end of the text"):
             decoder.generate(PROMPT, max_new_tokens=10, sampling=sampling, speculation=way)
     assert decoder.generate(PROMPT, max_new_tokens=COUNT).tokens == pair.reference(PROMPT, COUNT)
 
