@@ -91,10 +91,12 @@ def test_what_fails_behind_the_end_of_a_text_does_not_fail_the_text(pair):
     assert decoder.generate(PROMPT, max_new_tokens=COUNT).tokens == pair.reference(PROMPT, COUNT)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_scores_in_another_dtype_are_taken(pair, dtype):
-    """Of a processor that computes in it. Halving scores changes no best token."""
-    sampling = SamplingParams(logits_processors=(lambda _, scores: (scores / 2).to(dtype),), temperature=1.0, seed=3)
+def test_scores_in_another_dtype_are_taken(pair, dtype, temperature):
+    """The same tokens are chosen from a processor's scores in any dtype, plainly and with drafts."""
+    process = lambda _, scores: (scores / 2).to(dtype)  # noqa: E731
+    sampling = SamplingParams(logits_processors=(process,), temperature=temperature, seed=3)
     decoder = pair.decoder(EGT)
     found = [decoder.generate(PROMPT, max_new_tokens=COUNT, sampling=sampling, speculation=way).tokens for way in WAYS]
     assert all(tokens == found[0] for tokens in found)
