@@ -242,6 +242,20 @@ def test_a_grammar_that_ends_before_the_least_length_leaves_no_token(pair, sampl
             decoder.generate(PROMPT, max_new_tokens=9, sampling=drawn)
 
 
+def test_a_grammar_may_end_with_the_text(pair):
+    """Drafts continue after ``max_new_tokens``, where the grammar allows no token; plain decoding never asks there."""
+    text = pair.decoder(PLAIN_POLICY).generate(PROMPT, max_new_tokens=9).text
+    pattern = Constraint("regex", "".join(f"[{each}]" if each not in "^]\\-" else f"\\{each}" for each in text))
+    drawn = SamplingParams(constraint=pattern, min_new_tokens=30)
+    decoder = pair.decoder(FixedPolicy(TreeShape(4, 3, 8)), SMALL, backend="cudagraph", eos=[0])
+    expected = pair.reference(PROMPT, 9)
+    for count in range(1, 10):
+        assert decoder.generate(PROMPT, max_new_tokens=count, sampling=drawn).tokens == expected[:count]
+    with pytest.raises(YggdrasilError, match="no token may follow"):
+        decoder.generate(PROMPT, max_new_tokens=10, sampling=drawn)
+    assert decoder.generate(PROMPT, max_new_tokens=12).tokens == pair.reference(PROMPT, 12)
+
+
 def test_no_request_is_prepared_for_the_host_while_another_runs(pair):
     """The first one's passes are recorded, which overwrites the cache."""
     decoder = pair.decoder(FixedPolicy(TreeShape(4, 3, 8)), SMALL, backend="cudagraph")

@@ -60,6 +60,7 @@ class CapturedTarget(PromptReader):
         self._readback = Readback(words, runner.loaded.device)
         self._kind: SamplingKind | None = None  # None: greedy, without logits processors
         self._sampler: Sampler | None = None  # of a request with log-probabilities, a constraint or bad words
+        self._is_stuck = False  # no token may follow the request's last one
         self._masks: list[npt.NDArray[np.uint8]] | None = None  # tokens allowed after each row of the last pass
         self._verify_widths = [width for width in verify_widths if width > 1]  # width 1 is a plain step
         self.host_tree = HostTree(tree, runner.recorder)  # of drafters on the host, written before a pass
@@ -83,7 +84,7 @@ class CapturedTarget(PromptReader):
             sampler: receives tokens and log-probabilities of the request and has its grammar and bad words; None if the
                 request needs none of these.
         """
-        self._kind, self._sampler = kind, sampler
+        self._kind, self._sampler, self._is_stuck = kind, sampler, False
         if kind is None:
             return []
         self.define_logits_steps(self._verify_widths)
@@ -161,6 +162,8 @@ class CapturedTarget(PromptReader):
         return self._launch_pass("verify", width)
 
     def _launch_pass(self, name: str, width: int) -> Sequence[Tensor]:
+        if self._is_stuck:
+            raise no_token_possible()
         self._start.write(self.length)
         self.runner.note_launch()
         if self._kind is None:
@@ -190,10 +193,11 @@ class CapturedTarget(PromptReader):
         packed = self._readback.wait(outputs[0].numel())
         outcome = self._outcome(packed, width)
         nodes = packed[2 + 3 * width : 2 + 4 * width].tolist()
-        outcome = outcome._replace(nodes=[nodes[row] for row in outcome.rows])
-        self._note(outcome.rows, outcome.tokens, self._report(packed, width), width)
-        rows = outputs[0][2 : 2 + len(outcome.rows)]  # on the device, so that indexing copies nothing to it
-        return outcome._replace(layers=self._layers(outputs, rows))
+        count = self._note(outcome.rows, outcome.tokens, self._report(packed, width), width)
+        rows, tokens = outcome.rows[:count], outcome.tokens[:count]
+        outcome = outcome._replace(rows=rows, tokens=tokens, nodes=[nodes[row] for row in rows])
+        accepted = outputs[0][2 : 2 + count]  # on the device, so that indexing copies nothing to it
+        return outcome._replace(layers=self._layers(outputs, accepted))
 
     def accept_on_host(self, outputs: Sequence[Tensor], width: int, tree: TokenTree) -> Outcome:
         """Raise YggdrasilError: CUDA graphs accept on the device only."""
@@ -230,25 +234,32 @@ class CapturedTarget(PromptReader):
         """Return the part of a packed result that begins with its log-probabilities."""
         return packed[2 + 4 * width + 1 + self._hidden_words :]
 
-    def _note(self, rows: Sequence[int], tokens: Sequence[int], words: Tensor, width: int) -> None:
+    def _note(self, rows: Sequence[int], tokens: Sequence[int], words: Tensor, width: int) -> int:
         """Give the request's sampler the accepted tokens, up to the end of the text, and their log-probabilities.
 
+        Return the number of accepted tokens. After a row that no token may follow, none is accepted: the text may end
+        there, and otherwise the next pass raises the error.
+
         Raises:
-            YggdrasilError: no token is allowed after an accepted row.
+            YggdrasilError: no token is allowed after the first row.
         """
         sampler, num_top = self._sampler, None if self._kind is None else self._kind.num_top
         if sampler is None:
-            return
+            return len(tokens)
         found: list[TokenLogprobs] | None = None
         if num_top is not None and sampler.params.logprobs is not None:
             num_top = min(num_top, self.vocab_size)
             found = read_logprobs(words, width, num_top, rows, tokens, sampler.params.logprobs)
         for number, (row, token) in enumerate(zip(rows, tokens, strict=True)):
             if sampler.has_ended:
-                return
+                break
             if sampler.has_masks and self._masks is not None and not sampler.can_choose(self._masks[row]):
-                raise no_token_possible()
+                if number == 0:
+                    raise no_token_possible()
+                self._is_stuck = True
+                return number
             sampler.note(token, None if found is None else found[number])
+        return len(tokens)
 
     def _layers(self, outputs: Sequence[Tensor], rows: Tensor | slice) -> dict[int, Tensor]:
         wanted = self.runner.call.hidden_layers
