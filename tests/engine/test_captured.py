@@ -247,8 +247,9 @@ def test_a_grammar_may_end_with_the_text(pair):
     text = pair.decoder(PLAIN_POLICY).generate(PROMPT, max_new_tokens=9).text
     pattern = Constraint("regex", "".join(f"[{each}]" if each not in "^]\\-" else f"\\{each}" for each in text))
     drawn = SamplingParams(constraint=pattern, min_new_tokens=30)
-    decoder = pair.decoder(FixedPolicy(TreeShape(4, 3, 8)), SMALL, backend="cudagraph", eos=[0])
     expected = pair.reference(PROMPT, 9)
+    drafter = OracleDrafter([*PROMPT, *pair.reference(PROMPT, 20)])
+    decoder = pair.decoder(FixedPolicy(TreeShape(4, 3, 8)), SMALL, drafter=drafter, backend="cudagraph", eos=[0])
     for count in range(1, 10):
         assert decoder.generate(PROMPT, max_new_tokens=count, sampling=drawn).tokens == expected[:count]
     with pytest.raises(YggdrasilError, match="no token may follow"):
